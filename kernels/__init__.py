@@ -1,0 +1,32 @@
+"""What touches a cache: Triton kernels, and the same functions for CPUs.
+
+Every function takes logical views and reads their strides; it never asks for the name of a layout.
+Ids of blocks and states that are zero or negative are padding, neither read nor written.
+"""
+
+from blockstride.kernels.block_copy import block_copy
+from blockstride.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.expert_mlp import expert_mlp
+from blockstride.kernels.kv_cache_update import PAD_SLOT_ID, kv_cache_update
+from blockstride.kernels.paged_attention import paged_attention
+from blockstride.kernels.rms_norm import rms_norm
+from blockstride.kernels.selective_scan import selective_scan, selective_state_update
+from blockstride.kernels.silu_and_mul import silu_and_mul
+from blockstride.kernels.state_pages import StateField, pack_state, unpack_state
+
+__all__ = [
+    "PAD_SLOT_ID",
+    "StateField",
+    "block_copy",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "expert_mlp",
+    "kv_cache_update",
+    "pack_state",
+    "paged_attention",
+    "rms_norm",
+    "selective_scan",
+    "selective_state_update",
+    "silu_and_mul",
+    "unpack_state",
+]

@@ -1,0 +1,13 @@
+"""Which implementation of a kernel a tensor gets: Triton, or the one for CPUs."""
+
+import os
+
+from torch import Tensor
+
+# read once: Triton itself decides at decoration time whether a kernel is interpreted
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def runs_on_triton(tensor: Tensor) -> bool:
+    """True for CUDA tensors, and for every tensor under `TRITON_INTERPRET=1`. There is no other switch."""
+    return tensor.is_cuda or INTERPRET

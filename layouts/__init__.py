@@ -1,0 +1,58 @@
+"""What a cache is: logical axes, stride orders, typed pages, pools and binding."""
+
+from blockstride.layouts.attention_spec import (
+    AttentionSpec,
+    AttentionViews,
+    full_attention,
+    latent_attention,
+    sliding_window_attention,
+)
+from blockstride.layouts.field import Axis, Field, Interval, Shard
+from blockstride.layouts.groups import CacheGroup, PoolPolicy, choose_block_size, group_layers
+from blockstride.layouts.kv_cache_layout import NAMED_LAYOUTS, KVCacheLayout
+from blockstride.layouts.page import Page, Segment
+from blockstride.layouts.placement import GroupPlacement, StridedField
+from blockstride.layouts.pool import NULL_BLOCK, KVCachePool, PoolLayout, plan_pool, plan_pools
+from blockstride.layouts.spec import CacheSpec
+from blockstride.layouts.state_spec import (
+    StateSpec,
+    StateViews,
+    gated_delta_net,
+    mamba1,
+    mamba2,
+    short_conv,
+)
+
+__all__ = [
+    "NAMED_LAYOUTS",
+    "NULL_BLOCK",
+    "AttentionSpec",
+    "AttentionViews",
+    "Axis",
+    "CacheGroup",
+    "CacheSpec",
+    "Field",
+    "GroupPlacement",
+    "Interval",
+    "KVCacheLayout",
+    "KVCachePool",
+    "Page",
+    "PoolLayout",
+    "PoolPolicy",
+    "Segment",
+    "Shard",
+    "StateSpec",
+    "StateViews",
+    "StridedField",
+    "choose_block_size",
+    "full_attention",
+    "gated_delta_net",
+    "group_layers",
+    "latent_attention",
+    "mamba1",
+    "mamba2",
+    "plan_pool",
+    "plan_pools",
+    "short_conv",
+    "sliding_window_attention",
+]
