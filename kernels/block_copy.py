@@ -1,0 +1,66 @@
+"""Copying cache blocks between layouts: gather, scatter, permute, re-block, cast."""
+
+import torch
+from jaxtyping import Int32, Num
+from torch import Tensor
+
+from blockstride.kernels.checks import CACHE_DTYPES, INT32, expect, expect_tensor
+from blockstride.kernels.dispatch import runs_on_triton
+
+
+def block_copy(
+    source: Num[Tensor, "num_layers num_source_blocks num_heads source_block_size content"],
+    destination: Num[Tensor, "num_layers num_blocks num_heads block_size content"],
+    source_blocks: Int32[Tensor, " num_reads"],
+    destination_blocks: Int32[Tensor, " num_writes"],
+) -> None:
+    """Copy the tokens of `source_blocks`, in order, into `destination_blocks`, in order.
+
+    Both lists name the same stream of tokens, cut into blocks of two sizes: token `t` of the
+    stream lies in entry `t // block_size` of a list at offset `t % block_size`. Strides, block
+    size and floating dtype may all differ between the two sides; a value too large for fp8 is
+    saturated. A slice of heads or of the content is a sliced view.
+
+    Args:
+        source: Pool to read, with any strides.
+        destination: Pool to write, with any strides. It may share memory with `source`: the result
+            is as if every block had been read before the first one was written.
+        source_blocks: Blocks to read. Tokens of an id <= 0 are not copied: their places in the
+            destination stay as they are.
+        destination_blocks: Blocks to write, no positive id twice. Tokens of an id <= 0 are
+            dropped.
+
+    Raises:
+        ValueError: The two lists hold different numbers of tokens, a block would be written twice,
+            or a shape or a device does not fit.
+        TypeError: A dtype is not accepted, or only one side is int8.
+    """
+    num_layers, _, num_heads, source_block_size, content = source.shape
+    num_blocks, block_size = destination.shape[1], destination.shape[3]
+    device = source.device
+    shape = (num_layers, num_blocks, num_heads, block_size, content)
+    expect_tensor(source, "source", source.shape, CACHE_DTYPES, device)
+    expect_tensor(destination, "destination", shape, CACHE_DTYPES, device)
+    expect_tensor(source_blocks, "source_blocks", source_blocks.shape, INT32, device)
+    expect_tensor(destination_blocks, "destination_blocks", destination_blocks.shape, INT32, device)
+    if torch.int8 in {source.dtype, destination.dtype} and source.dtype != destination.dtype:
+        expect(False, "destination", source.dtype, destination.dtype, TypeError)
+    tokens = len(source_blocks) * source_block_size
+    if tokens != len(destination_blocks) * block_size:
+        got = f"{len(destination_blocks)} of {block_size}"
+        expect(False, "destination_blocks", f"blocks of {tokens} tokens in all", got)
+    _expect_distinct(destination_blocks)
+    if runs_on_triton(source):
+        from blockstride.kernels.gpu import block_copy as run
+    else:
+        from blockstride.kernels.cpu.block_copy import block_copy as run
+    run(source, destination, source_blocks, destination_blocks)
+
+
+def _expect_distinct(destination_blocks: Tensor) -> None:
+    """Raise if a block would be written twice; on a GPU reading the ids would stop the stream."""
+    if destination_blocks.is_cuda:
+        return
+    blocks = [block for block in destination_blocks.tolist() if block > 0]
+    if len(set(blocks)) != len(blocks):
+        expect(False, "destination_blocks", "no block twice", blocks)

@@ -1,0 +1,1 @@
+"""The kernels for CPUs: torch where BLAS does the work, compiled loops elsewhere."""

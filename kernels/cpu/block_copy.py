@@ -1,0 +1,100 @@
+"""Copying cache blocks between layouts, for CPUs.
+
+The common stream of tokens is cut at every boundary of either side, so a piece lies within one
+block of each. A task is one piece of one layer, all heads. Where the dtype changes, torch casts a
+dense copy of the blocks; where the two sides share memory, they go through a dense copy too.
+"""
+
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.kernels.cpu.moves import move_row
+from blockstride.kernels.cpu.native import Program, arguments, claim, i32_at, num_tasks, report
+
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+# bytes that make one more thread worth starting
+GRAIN_BYTES = 1 << 16
+
+
+@Program
+def _copy(address):
+    (
+        source, destination, source_blocks, destination_blocks, num_pieces, piece_tokens, num_heads,
+        content, itemsize, source_limit, source_block_size, destination_limit, block_size,
+        stride_source_layer, stride_source_block, stride_source_head, stride_source_token,
+        stride_source_content, stride_layer, stride_block, stride_head, stride_token, stride_content,
+    ) = arguments(address, 23)  # fmt: skip
+    task = claim(address)
+    while task < num_tasks(address):
+        layer, token = task // num_pieces, task % num_pieces * piece_tokens
+        task = claim(address)
+        read = int(i32_at(source_blocks)[token // source_block_size])
+        written = int(i32_at(destination_blocks)[token // block_size])
+        if read >= source_limit or written >= destination_limit:
+            report(address, max(read - source_limit, written - destination_limit) + 1)
+            continue
+        if read <= 0 or written <= 0:
+            continue
+        offset = token % source_block_size * stride_source_token
+        first = source + itemsize * (
+            layer * stride_source_layer + read * stride_source_block + offset
+        )
+        offset = token % block_size * stride_token
+        target = destination + itemsize * (layer * stride_layer + written * stride_block + offset)
+        for head in range(num_heads):
+            for i in range(piece_tokens):
+                move_row(
+                    target + itemsize * (head * stride_head + i * stride_token),
+                    first + itemsize * (head * stride_source_head + i * stride_source_token),
+                    content, stride_content, stride_source_content, itemsize,
+                )  # fmt: skip
+
+
+def block_copy(
+    source: Tensor, destination: Tensor, source_blocks: Tensor, destination_blocks: Tensor
+) -> None:
+    """See `blockstride.kernels.block_copy`."""
+    same_memory = source.untyped_storage().data_ptr() == destination.untyped_storage().data_ptr()
+    if same_memory or source.dtype != destination.dtype:
+        num_layers, _, num_heads, block_size, content = source.shape
+        reads = len(source_blocks)
+        # block 0 of the copy is the null block
+        numbers = torch.arange(1, reads + 1, dtype=torch.int32)
+        dense = source.new_empty(num_layers, reads + 1, num_heads, block_size, content)
+        _run(source, dense, source_blocks, numbers)
+        numbers[source_blocks <= 0] = 0
+        _run(_cast(dense, destination.dtype), destination, numbers, destination_blocks)
+    else:
+        _run(source, destination, source_blocks, destination_blocks)
+
+
+def _run(
+    source: Tensor, destination: Tensor, source_blocks: Tensor, destination_blocks: Tensor
+) -> None:
+    """Move bits between blocks of one dtype that share no memory."""
+    num_layers, source_limit, num_heads, source_block_size, content = source.shape
+    _, limit, _, block_size, _ = destination.shape
+    source_blocks, destination_blocks = source_blocks.contiguous(), destination_blocks.contiguous()
+    piece_tokens = gcd(source_block_size, block_size)
+    num_pieces = len(source_blocks) * source_block_size // max(1, piece_tokens)
+    piece_bytes = piece_tokens * num_heads * content * source.itemsize
+    fault = _copy(
+        num_layers * num_pieces, max(1, GRAIN_BYTES // max(1, piece_bytes)),
+        source.data_ptr(), destination.data_ptr(), source_blocks.data_ptr(),
+        destination_blocks.data_ptr(), num_pieces, piece_tokens, num_heads, content,
+        source.itemsize, source_limit, source_block_size, limit, block_size,
+        *source.stride(), *destination.stride(),
+    )  # fmt: skip
+    if fault:
+        below = f"ids below {source_limit} to read and {limit} to write"
+        expect(False, "source_blocks, destination_blocks", below, "a larger one")
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in another dtype, saturated where it is fp8."""
+    if dtype is torch.float8_e4m3fn and x.dtype != dtype:
+        x = x.float().clamp(-FP8_MAX, FP8_MAX)
+    return x.to(dtype)

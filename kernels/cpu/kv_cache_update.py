@@ -1,0 +1,104 @@
+"""Writing new keys and values into a paged cache, for CPUs.
+
+Casting and quantising is left to torch, on the new tokens alone; a program then moves their bits. A
+task is a few tokens, all heads, keys and values.
+"""
+
+import torch
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.kernels.cpu.moves import move_row
+from blockstride.kernels.cpu.native import (
+    Program,
+    arguments,
+    claim,
+    i64_at,
+    inlined,
+    num_tasks,
+    report,
+)
+
+TOKENS_PER_TASK = 32
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+
+
+@inlined
+def _store(
+    rows, cache, token, block, offset, num_kv_heads, size, itemsize,
+    stride_token, stride_head, stride_content,
+    stride_cache_block, stride_cache_head, stride_cache_offset, stride_cache_content,
+):  # fmt: skip
+    """Write the heads of one token."""
+    source = rows + itemsize * token * stride_token
+    target = cache + itemsize * (block * stride_cache_block + offset * stride_cache_offset)
+    for _ in range(num_kv_heads):
+        move_row(target, source, size, stride_cache_content, stride_content, itemsize)
+        source += itemsize * stride_head
+        target += itemsize * stride_cache_head
+
+
+@Program
+def _update(address):
+    (
+        slot_mapping, num_tokens, num_kv_heads, num_blocks, block_size,
+        key, key_cache, key_size, key_bytes, key_0, key_1, key_2, keys_0, keys_1, keys_2, keys_3,
+        value, value_cache, value_size, value_bytes,
+        value_0, value_1, value_2, values_0, values_1, values_2, values_3,
+    ) = arguments(address, 27)  # fmt: skip
+    task = claim(address)
+    while task < num_tasks(address):
+        first = task * TOKENS_PER_TASK
+        task = claim(address)
+        for token in range(first, min(first + TOKENS_PER_TASK, num_tokens)):
+            slot = i64_at(slot_mapping)[token]
+            block, offset = slot // block_size, slot % block_size
+            if block <= 0 or block >= num_blocks:
+                if block > 0:
+                    report(address, slot)
+                continue
+            _store(
+                key, key_cache, token, block, offset, num_kv_heads, key_size, key_bytes,
+                key_0, key_1, key_2, keys_0, keys_1, keys_2, keys_3,
+            )  # fmt: skip
+            _store(
+                value, value_cache, token, block, offset, num_kv_heads, value_size, value_bytes,
+                value_0, value_1, value_2, values_0, values_1, values_2, values_3,
+            )  # fmt: skip
+
+
+def kv_cache_update(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """See `blockstride.kernels.kv_cache_update`."""
+    key, value = _stored(key, key_cache.dtype, k_scale), _stored(value, value_cache.dtype, v_scale)
+    num_tokens, num_kv_heads, key_size = key.shape
+    num_blocks, _, block_size, value_size = value_cache.shape
+    slot_mapping = slot_mapping.contiguous()
+    fault = _update(
+        -(-num_tokens // TOKENS_PER_TASK), 2,
+        slot_mapping.data_ptr(), num_tokens, num_kv_heads, num_blocks, block_size,
+        key.data_ptr(), key_cache.data_ptr(), key_size, key.itemsize,
+        *key.stride(), *key_cache.stride(),
+        value.data_ptr(), value_cache.data_ptr(), value_size, value.itemsize,
+        *value.stride(), *value_cache.stride(),
+    )  # fmt: skip
+    if fault:
+        expect(False, "slot_mapping", f"slots below {num_blocks * block_size}", fault)
+
+
+def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """New tokens as the cache holds them."""
+    if x.dtype is dtype:
+        return x
+    if dtype in {torch.float8_e4m3fn, torch.int8}:
+        x = x.float() if scale is None else x.float() / scale
+        x = x.clamp(-FP8_MAX, FP8_MAX) if dtype != torch.int8 else x.round().clamp(-128, 127)
+    return x.to(dtype)

@@ -1,0 +1,108 @@
+"""Root mean square normalisation for CPUs.
+
+A task is a few rows. The squares are summed in 64 lanes and the lanes by halves, so that rounding
+errors grow with the logarithm of the width.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockstride.kernels.cpu.lanes import LANES, ZERO, load, store, sum_lanes
+from blockstride.kernels.cpu.native import (
+    Program,
+    arguments,
+    claim,
+    f32_at,
+    float_bits,
+    float_of,
+    num_tasks,
+    shifted,
+    stack_f32,
+)
+from blockstride.kernels.cpu.tensors import delivered, float_rows, is_float_rows, result_like
+from blockstride.kernels.cpu.vector_math import ONE
+
+# floats of a task, worth a few microseconds
+TASK_FLOATS = 8192
+
+
+@Program
+def _norm(address):
+    (
+        x, weight, residual, out, num_rows, dim, rows_per_task, eps,
+        stride_x, stride_residual, stride_out,
+    ) = arguments(address, 11)  # fmt: skip
+    lanes, squares, gain = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
+    other = stack_f32(LANES)
+    task = claim(address)
+    while task < num_tasks(address):
+        first = task * rows_per_task
+        task = claim(address)
+        for row in range(first, min(first + rows_per_task, num_rows)):
+            source = f32_at(x + 4 * row * stride_x)
+            total = f32_at(residual + 4 * row * stride_residual)
+            target = f32_at(out + 4 * row * stride_out)
+            for lane in range(LANES):
+                squares[lane] = ZERO
+            for i in range(0, dim, LANES):
+                width = min(LANES, dim - i)
+                load(lanes, shifted(source, i), width)
+                if residual != 0:
+                    load(other, shifted(total, i), width)
+                    for lane in range(LANES):
+                        lanes[lane] += other[lane]
+                    store(shifted(total, i), lanes, width)
+                for lane in range(LANES):
+                    squares[lane] += lanes[lane] * lanes[lane]
+            mean = sum_lanes(squares) / np.float32(dim)
+            scale = ONE / np.float32(math.sqrt(mean + float_of(eps)))
+            summed = total if residual != 0 else source
+            for i in range(0, dim, LANES):
+                width = min(LANES, dim - i)
+                load(lanes, shifted(summed, i), width)
+                load(gain, shifted(f32_at(weight), i), width)
+                for lane in range(LANES):
+                    lanes[lane] = lanes[lane] * scale * gain[lane]
+                store(shifted(target, i), lanes, width)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None, out: Tensor | None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `blockstride.kernels.rms_norm`."""
+    if x.dim() != 2:
+        return _of_any_rank(x, weight, eps, residual, out)
+    if residual is not None and not is_float_rows(residual):
+        normed = rms_norm(
+            residual.copy_(x.float() + residual.float()), weight, eps, residual=None, out=None
+        )
+        return delivered(normed.to(x.dtype), out, x.dtype), residual
+    result, rows, gain = result_like(x, out), float_rows(x), float_rows(weight)
+    num_rows, dim = x.shape
+    rows_per_task = max(1, TASK_FLOATS // max(1, dim))
+    _norm(
+        -(-num_rows // rows_per_task), 2,
+        rows.data_ptr(), gain.data_ptr(), 0 if residual is None else residual.data_ptr(),
+        result.data_ptr(), num_rows, dim, rows_per_task, float_bits(eps), rows.stride()[0],
+        0 if residual is None else residual.stride()[0], result.stride()[0],
+    )  # fmt: skip
+    normed = delivered(result, out, x.dtype)
+    return normed if residual is None else (normed, residual)
+
+
+def _of_any_rank(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Normalise rows that have more than one batch axis, or none."""
+    rows = x.reshape(-1, x.shape[-1])
+    if residual is None:
+        normed = rms_norm(rows, weight, eps, residual=None, out=None)
+        return delivered(normed.view(x.shape), out, x.dtype)
+    added = residual.reshape(rows.shape)
+    normed, _ = rms_norm(rows, weight, eps, residual=added, out=None)
+    if added.data_ptr() != residual.data_ptr():
+        residual.copy_(added.view(x.shape))
+    return delivered(normed.view(x.shape), out, x.dtype), residual

@@ -1,0 +1,226 @@
+"""Selective scan and its decode step for CPUs.
+
+A task is 64 channels of one sequence. It brings their states onto the stack with the channels
+innermost, so that every operation is on full vectors, walks its tokens, and writes the states back.
+A decode step is the same with one token: a prompt and its steps give the same bits.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.kernels.cpu.lanes import LANES, ZERO, load, load_or_zero, store, zero_rows
+from blockstride.kernels.cpu.native import (
+    Program,
+    arguments,
+    claim,
+    f32_at,
+    i32_at,
+    inlined,
+    num_tasks,
+    report,
+    shifted,
+    stack_f32,
+    transpose_16,
+    u8_at,
+)
+from blockstride.kernels.cpu.tensors import (
+    delivered,
+    float_rows,
+    float_states,
+    float_vector,
+    result_like,
+)
+from blockstride.kernels.cpu.vector_math import exp, fma, silu, softplus
+from blockstride.kernels.selective_scan import MAX_D_STATE
+
+# decode tasks, each a microsecond or so, that make one more thread worth starting
+GRAIN = 8
+# side of the squares that are transposed at once
+SQUARE = 16
+STATE_FLOATS = LANES * MAX_D_STATE
+
+
+@inlined
+def _load_step(step, row, bias, width, dt_softplus):
+    """Step sizes of a block of channels."""
+    load(step, row, width)
+    for lane in range(LANES):
+        step[lane] += bias[lane]
+    if dt_softplus != 0:
+        for lane in range(LANES):
+            step[lane] = softplus(step[lane])
+
+
+@inlined
+def _gate(y, gate, row, width):
+    """Multiply a block of outputs by `silu` of its gate."""
+    load(gate, row, width)
+    for lane in range(LANES):
+        y[lane] *= silu(gate[lane])
+
+
+@inlined
+def _gather(tile, source, width, d_state, stride_channel, stride_state):
+    """Read the states of a block of channels, channels becoming innermost; zeros past the width."""
+    if width == LANES and d_state % SQUARE == 0 and stride_state == 1:
+        for lane in range(0, LANES, SQUARE):
+            for n in range(0, d_state, SQUARE):
+                corner = shifted(source, lane * stride_channel + n)
+                transpose_16(shifted(tile, n * LANES + lane), LANES, corner, stride_channel)
+    else:
+        for n in range(d_state):
+            for lane in range(LANES):
+                place = lane * stride_channel + n * stride_state
+                tile[n * LANES + lane] = source[place] if lane < width else ZERO
+
+
+@inlined
+def _scatter(target, tile, width, d_state, stride_channel, stride_state):
+    """Write the states of a block of channels: the inverse of `_gather`."""
+    if width == LANES and d_state % SQUARE == 0 and stride_state == 1:
+        for lane in range(0, LANES, SQUARE):
+            for n in range(0, d_state, SQUARE):
+                corner = shifted(target, lane * stride_channel + n)
+                transpose_16(corner, stride_channel, shifted(tile, n * LANES + lane), LANES)
+    else:
+        for lane in range(width):
+            for n in range(d_state):
+                place = lane * stride_channel + n * stride_state
+                target[place] = tile[n * LANES + lane]
+
+
+@inlined
+def _advance(y, state, decay, step, inputs, b_row, c_row, d_state):
+    """Advance a block of channels by one token and add what the states give to its output."""
+    for n in range(d_state):
+        b, c = b_row[n], c_row[n]
+        for lane in range(LANES):
+            i = n * LANES + lane
+            state[i] = fma(exp(step[lane] * decay[i]), state[i], inputs[lane] * b)
+            y[lane] = fma(c, state[i], y[lane])
+
+
+@Program
+def _scan(address):
+    (
+        x, dt, A, B, C, ssm_state, state_indices, query_start_loc, has_initial_state,
+        D, z, dt_bias, out, num_blocks, dim, d_state, dt_softplus,
+        stride_x, stride_dt, stride_A, stride_B, stride_C, stride_z, stride_out,
+        stride_state_block, stride_state_channel, stride_state_state,
+    ) = arguments(address, 27)  # fmt: skip
+    state, decay = stack_f32(STATE_FLOATS), stack_f32(STATE_FLOATS)
+    inputs, step, y = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
+    bias, skip, gate = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
+    channel_blocks = (dim + LANES - 1) // LANES
+    task = claim(address)
+    while task < num_tasks(address):
+        sequence, channel = task // channel_blocks, task % channel_blocks * LANES
+        width = min(LANES, dim - channel)
+        task = claim(address)
+        start, end = sequence, sequence + 1
+        if query_start_loc != 0:
+            start = int(i32_at(query_start_loc)[sequence])
+            end = int(i32_at(query_start_loc)[sequence + 1])
+        block = int(i32_at(state_indices)[sequence])
+        if block <= 0 or block >= num_blocks:
+            if block > 0:
+                report(address, block)
+            zero_rows(out + 4 * (start * stride_out + channel), stride_out, end - start, width)
+            continue
+        if start == end:
+            continue
+        _gather(decay, f32_at(A + 4 * channel * stride_A), width, d_state, stride_A, 1)
+        page = f32_at(ssm_state + 4 * (block * stride_state_block + channel * stride_state_channel))
+        if has_initial_state == 0 or u8_at(has_initial_state)[sequence] != 0:
+            _gather(state, page, width, d_state, stride_state_channel, stride_state_state)
+        else:
+            for i in range(d_state * LANES):
+                state[i] = ZERO
+        load_or_zero(bias, dt_bias, channel, width)
+        load_or_zero(skip, D, channel, width)
+        for t in range(start, end):
+            load(inputs, f32_at(x + 4 * (t * stride_x + channel)), width)
+            _load_step(step, f32_at(dt + 4 * (t * stride_dt + channel)), bias, width, dt_softplus)
+            for lane in range(LANES):
+                y[lane] = skip[lane] * inputs[lane]
+                inputs[lane] *= step[lane]
+            b_row, c_row = f32_at(B + 4 * t * stride_B), f32_at(C + 4 * t * stride_C)
+            _advance(y, state, decay, step, inputs, b_row, c_row, d_state)
+            if z != 0:
+                _gate(y, gate, f32_at(z + 4 * (t * stride_z + channel)), width)
+            store(f32_at(out + 4 * (t * stride_out + channel)), y, width)
+        _scatter(page, state, width, d_state, stride_state_channel, stride_state_state)
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor | None,
+    has_initial_state: Tensor | None,
+    *,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """See `blockstride.kernels.selective_scan`; without the two it is one token a sequence."""
+    if ssm_state.dtype is not torch.float32:
+        touched = state_indices > 0
+        if query_start_loc is not None:
+            touched &= query_start_loc.diff() > 0
+        with float_states(ssm_state, state_indices, touched) as (states, indices):
+            return selective_scan(
+                x, dt, A, B, C, states, indices, query_start_loc, has_initial_state,
+                D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, out=out,
+            )  # fmt: skip
+    result, dtype = result_like(x, out), x.dtype
+    x, dt, A, B, C = float_rows(x), float_rows(dt), float_rows(A), float_rows(B), float_rows(C)
+    (D, skip), (dt_bias, bias) = float_vector(D), float_vector(dt_bias)
+    gate, stride_z = 0, 0
+    if z is not None:
+        z = float_rows(z)
+        gate, stride_z = z.data_ptr(), z.stride()[0]
+    starts = initial = 0
+    if query_start_loc is not None and has_initial_state is not None:
+        query_start_loc, has_initial_state = (
+            query_start_loc.contiguous(),
+            has_initial_state.contiguous(),
+        )
+        starts, initial = query_start_loc.data_ptr(), has_initial_state.data_ptr()
+    state_indices = state_indices.contiguous()
+    dim, d_state = A.shape
+    num_blocks, (num_seqs,) = ssm_state.shape[0], state_indices.shape
+    fault = _scan(
+        num_seqs * ((dim + LANES - 1) // LANES), 1 if starts else GRAIN,
+        x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
+        ssm_state.data_ptr(), state_indices.data_ptr(), starts, initial, skip, gate, bias,
+        result.data_ptr(), num_blocks, dim, d_state, dt_softplus, x.stride()[0], dt.stride()[0],
+        A.stride()[0], B.stride()[0], C.stride()[0], stride_z, result.stride()[0],
+        *ssm_state.stride(),
+    )  # fmt: skip
+    if fault:
+        expect(False, "state_indices", f"ids below {num_blocks}", fault)
+    return delivered(result, out, dtype)
+
+
+def selective_state_update(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    **options: Any,
+) -> Tensor:
+    """See `blockstride.kernels.selective_state_update`."""
+    return selective_scan(x, dt, A, B, C, ssm_state, state_indices, None, None, **options)

@@ -1,0 +1,68 @@
+"""Tensors as compiled programs take them: float32, with rows whose elements lie side by side."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def is_float_rows(tensor: Tensor) -> bool:
+    """Whether a program can take the tensor as it is."""
+    return tensor.dtype is torch.float32 and tensor.stride()[-1] == 1
+
+
+def float_rows(tensor: Tensor) -> Tensor:
+    """The tensor itself if a program can take it, or else a cast copy."""
+    return tensor if is_float_rows(tensor) else tensor.float().contiguous()
+
+
+def float_vector(vector: Tensor | None) -> tuple[Tensor | None, int]:
+    """A vector that a program can take, and its address: 0 if there is none."""
+    if vector is None:
+        return None, 0
+    vector = float_rows(vector)
+    return vector, vector.data_ptr()
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where a tensor begins; 0 stands for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def result_like(x: Tensor, out: Tensor | None) -> Tensor:
+    """Where a program writes: `out` if it can, or else a new float32 tensor shaped like `x`."""
+    if out is not None and is_float_rows(out):
+        return out
+    return torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
+
+
+def delivered(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What a caller gets for the `result` of a program: `out`, filled, if one was given."""
+    if out is not None and out is not result:
+        return out.copy_(result)
+    return result if dtype is torch.float32 else result.to(dtype)
+
+
+@contextmanager
+def float_states(
+    pool: Tensor, state_indices: Tensor, touched: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cast the states of a few sequences to float32, and back when the block ends.
+
+    Args:
+        pool: States of a narrower dtype, one for each block.
+        state_indices: State block of each sequence.
+        touched: Sequences whose state may be read or written; the pool's other states stay as they
+            are, to the bit.
+
+    Yields:
+        A pool of the touched states alone, and indices into it that are 0 for other sequences.
+    """
+    blocks = state_indices[touched].long()
+    states = torch.zeros(len(blocks) + 1, *pool.shape[1:])
+    states[1:] = pool[blocks]
+    indices = torch.zeros_like(state_indices)
+    indices[touched] = torch.arange(1, len(blocks) + 1, dtype=indices.dtype)
+    yield states, indices
+    pool[blocks] = states[1:].to(pool.dtype)

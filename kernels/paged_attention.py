@@ -1,0 +1,120 @@
+"""Attention over a paged cache: whole prompts, chunks, decode steps, and batches of them all."""
+
+from jaxtyping import Float, Int32, Num
+from torch import Tensor
+
+from blockstride.kernels.checks import (
+    CACHE_DTYPES,
+    FLOATS,
+    INT32,
+    expect,
+    expect_query_start_loc,
+    expect_tensor,
+)
+from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.kv_cache_update import expect_scale
+
+
+def paged_attention(
+    query: Float[Tensor, "num_tokens num_heads head_size"],
+    key_cache: Num[Tensor, "num_blocks num_kv_heads block_size head_size"],
+    value_cache: Num[Tensor, "num_blocks num_kv_heads block_size value_size"],
+    block_table: Int32[Tensor, "num_seqs max_blocks"],
+    seq_lens: Int32[Tensor, " num_seqs"],
+    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Tensor, " num_heads"] | None = None,
+    k_scale: Float[Tensor, ""] | None = None,
+    v_scale: Float[Tensor, ""] | None = None,
+    out: Float[Tensor, "num_tokens num_heads value_size"] | None = None,
+    return_lse: bool = False,
+) -> (
+    Float[Tensor, "num_tokens num_heads value_size"]
+    | tuple[Float[Tensor, "num_tokens num_heads value_size"], Float[Tensor, "num_tokens num_heads"]]
+):
+    """Attend causally from each query token to its own sequence, new tokens included.
+
+    The cache holds the keys and values of the new tokens already. Query token `i` of a sequence
+    has position `seq_len - query_len + i` and sees the tokens up to that position, so prompts,
+    chunks with context and single decode tokens are one case and may share a batch. Query heads
+    share key and value heads in groups of `num_heads // num_kv_heads`, neighbours together. For
+    multi-head latent attention give one key head and `value_cache` as a slice of `key_cache`.
+
+    Args:
+        query: Queries of the new tokens.
+        key_cache: Pool of keys with any strides, only read; tokens past `seq_lens` never.
+        value_cache: Pool of values with any strides; their size may differ from the keys'.
+        block_table: Blocks of each sequence in order; entries past its last block are not read.
+        seq_lens: Tokens of each sequence in the cache, new ones included.
+        query_start_loc: Prefix sum of the number of new tokens of each sequence; a sequence may
+            have none.
+        scale: What a query-key product is multiplied by.
+        window: Tokens that a query sees, itself included; all up to its own if not given.
+        soft_cap: If given, a scaled product `s` becomes `soft_cap * tanh(s / soft_cap)`.
+        sinks: A logit for each head that joins the softmax and has no value.
+        k_scale: What a stored key is multiplied by; 1 if not given. Only for fp8 and int8 caches.
+        v_scale: The same for values.
+        out: Where the result goes; it must not overlap `query`.
+        return_lse: Whether to return the logarithm of the softmax's denominator too.
+
+    Returns:
+        The attended values in the dtype of `query` (`out`, if that was given). With `return_lse`
+        the pair of them and the natural logarithm of each denominator, sink included, in float32.
+        A query that sees no token gets zeros, and minus infinity without a sink. So does one
+        whose block in `block_table` is an id <= 0: such blocks are not read, their tokens not seen.
+
+    Raises:
+        ValueError: A shape, a device, the window or the soft-cap does not fit, `query_start_loc`
+            does not cut the tokens, or a scale comes with a cache that has none.
+        TypeError: A dtype is not accepted.
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", 4; Dao, "FlashAttention-2", 3.
+    """
+    num_tokens, num_heads, head_size = query.shape
+    num_blocks, num_kv_heads, block_size, value_size = value_cache.shape
+    num_seqs, device = seq_lens.shape[0], query.device
+    pool = (num_blocks, num_kv_heads, block_size)
+    expect_tensor(query, "query", (num_tokens, num_heads, head_size), FLOATS, device)
+    expect_tensor(key_cache, "key_cache", (*pool, head_size), CACHE_DTYPES, device)
+    expect_tensor(value_cache, "value_cache", (*pool, value_size), CACHE_DTYPES, device)
+    expect_tensor(block_table, "block_table", (num_seqs, block_table.shape[1]), INT32, device)
+    expect_tensor(seq_lens, "seq_lens", (num_seqs,), INT32, device)
+    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
+    expect_query_start_loc(query_start_loc, num_tokens)
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        expect(False, "query", f"a multiple of {num_kv_heads} heads", num_heads)
+    if window is not None and window < 1:
+        expect(False, "window", "at least one token, or None", window)
+    if soft_cap is not None and not soft_cap > 0:
+        expect(False, "soft_cap", "a positive number, or None", soft_cap)
+    if sinks is not None:
+        expect_tensor(sinks, "sinks", (num_heads,), FLOATS, device)
+    expect_scale(k_scale, "k_scale", key_cache)
+    expect_scale(v_scale, "v_scale", value_cache)
+    if out is not None:
+        shape = (num_tokens, num_heads, value_size)
+        expect_tensor(out, "out", shape, (query.dtype,), device)
+    if runs_on_triton(query):
+        from blockstride.kernels.gpu import paged_attention as run
+    else:
+        from blockstride.kernels.cpu.paged_attention import paged_attention as run
+    return run(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        out=out,
+        return_lse=return_lse,
+    )

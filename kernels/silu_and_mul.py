@@ -1,0 +1,41 @@
+"""The gate of a SwiGLU layer."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from blockstride.kernels.checks import FLOATS, expect, expect_tensor
+from blockstride.kernels.dispatch import runs_on_triton
+
+
+def silu_and_mul(
+    gate_up: Float[Tensor, "*batch twice_inner"],
+    *,
+    out: Float[Tensor, "*batch inner"] | None = None,
+) -> Float[Tensor, "*batch inner"]:
+    """Multiply the second half of every row by `silu` of the first: `silu(gate) * up`.
+
+    Args:
+        gate_up: Gate, then up projection, side by side in each row.
+        out: Where the result goes; it must not overlap `gate_up`.
+
+    Returns:
+        Rows of half the width, in the dtype of `gate_up`; `out`, if that was given.
+
+    Raises:
+        ValueError: The rows have an odd width, or a shape or a device does not fit.
+        TypeError: A dtype is not accepted.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2.
+    """
+    *batch, twice_inner = gate_up.shape
+    if twice_inner % 2:
+        expect(False, "gate_up", "rows of an even width", twice_inner)
+    expect_tensor(gate_up, "gate_up", gate_up.shape, FLOATS, gate_up.device)
+    if out is not None:
+        shape = (*batch, twice_inner // 2)
+        expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
+    if runs_on_triton(gate_up):
+        from blockstride.kernels.gpu import silu_and_mul as run
+    else:
+        from blockstride.kernels.cpu.silu_and_mul import silu_and_mul as run
+    return run(gate_up, out=out)
