@@ -1,0 +1,250 @@
+"""The order of a group's bytes in memory, outermost first, read off the strides of a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from blockstride.layouts.placement import GroupPlacement
+from blockstride.layouts.pool import NULL_BLOCK
+
+
+class Dim(NamedTuple):
+    """One axis of a piece: `extent` elements that lie `stride` bytes apart.
+
+    `is_content` says that it lies inside what one head keeps of one token, or inside a state.
+    """
+
+    name: str
+    extent: int
+    stride: int
+    is_content: bool = False
+
+
+class Piece(NamedTuple):
+    """The part of a field at some of its indices, as a strided set of runs.
+
+    Attributes:
+        field: Name of the field.
+        segment: Name of its segment.
+        start: First byte, from the start of the pool.
+        dims: The axes that are left, outermost first; none of a single element.
+        nbytes: Length of a run.
+    """
+
+    field: str
+    segment: str
+    start: int
+    dims: tuple[Dim, ...]
+    nbytes: int
+
+    @property
+    def stop(self) -> int:
+        """The byte after the last one."""
+        return self.start + self.nbytes + sum((d.extent - 1) * d.stride for d in self.dims)
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that make up the piece."""
+        return prod(dim.extent for dim in self.dims)
+
+    def choose(self, name: str, index: int) -> Piece:
+        """The piece at one index of an axis; the same piece when it has no such axis."""
+        start = self.start + sum(index * dim.stride for dim in self.dims if dim.name == name)
+        return self._replace(start=start, dims=tuple(d for d in self.dims if d.name != name))
+
+    def narrow(self, name: str, extent: int) -> Piece:
+        """The piece at the first `extent` indices of an axis."""
+        dims = (d._replace(extent=extent) if d.name == name else d for d in self.dims)
+        return self._replace(dims=tuple(dim for dim in dims if dim.extent > 1))
+
+    def coalesce(self) -> Piece:
+        """The same bytes in the longest runs: an axis whose stride is a run joins it."""
+        dims, run = list(self.dims), self.nbytes
+        while dims and dims[-1].stride == run:
+            run *= dims.pop().extent
+        return self._replace(dims=tuple(dims), nbytes=run)
+
+
+class Stretch(NamedTuple):
+    """Consecutive bytes that belong together.
+
+    Attributes:
+        label: What lies there: `head 3`, `k`, `padding`, ...
+        start: First byte, from the start of the pool.
+        nbytes: Its length.
+    """
+
+    label: str
+    start: int
+    nbytes: int
+
+
+class Level(NamedTuple):
+    """What a stretch is made of.
+
+    Attributes:
+        depth: In how many stretches it lies.
+        whole: The stretch.
+        axis: Name of the axis that its parts count; "" where they are fields and padding.
+        parts: The stretches that make it up, in memory order, without a gap.
+    """
+
+    depth: int
+    whole: Stretch
+    axis: str
+    parts: tuple[Stretch, ...]
+
+
+def pieces(placement: GroupPlacement) -> list[Piece]:
+    """All fields of a group, over all layer slots and blocks of its pool."""
+    found, placed = [], iter(placement.fields)
+    for segment in placement.page.segments:
+        for field in segment.fields:
+            at = next(placed)
+            dims = [
+                Dim("layer", placement.num_slots, at.layer_stride),
+                Dim("block", placement.num_blocks, at.block_stride * placement.kernel_blocks),
+                Dim("kernel block", placement.kernel_blocks, at.block_stride),
+            ]
+            dims += [
+                Dim(axis.name, axis.extent, stride, axis.logical == "C")
+                for axis, stride in zip(field.axes, at.strides, strict=True)
+            ]
+            dims = sorted((dim for dim in dims if dim.extent > 1), key=lambda dim: -dim.stride)
+            size = field.dtype.itemsize
+            found.append(Piece(field.name, segment.name, at.offset, tuple(dims), size))
+    return found
+
+
+def one_block(placement: GroupPlacement) -> list[Piece]:
+    """What one block, not the null block, holds of all layers of a group."""
+    layers = len(placement.group.layer_names)
+    block = min(NULL_BLOCK + 1, placement.num_blocks - 1)
+    return [p.choose("block", block).narrow("layer", layers) for p in pieces(placement)]
+
+
+def one_unit(placement: GroupPlacement) -> list[Piece]:
+    """The first unit of every axis that ranks share out: one head, in attention."""
+    return _cut(placement, lambda size, unit, shared: unit)
+
+
+def one_half(placement: GroupPlacement) -> list[Piece] | None:
+    """What one of twice as many ranks holds of a block; None when it can't be halved."""
+
+    def half(size: int, unit: int, shared: bool) -> int:
+        if size // unit % 2 == 0:
+            return size // 2
+        return size if shared and size == unit else 0
+
+    cut = _cut(placement, half)
+    return cut if all(piece.nbytes for piece in cut) else None
+
+
+def _cut(placement: GroupPlacement, keep: Callable[[int, int, bool], int]) -> list[Piece]:
+    cut = []
+    for piece, placed in zip(one_block(placement), placement.fields, strict=True):
+        shard = placed.field.shard
+        if shard is not None:
+            extent = keep(shard.interval.size, shard.unit, shard.replicate)
+            cut.append(piece.narrow(shard.axis, extent) if extent else piece._replace(nbytes=0))
+        else:
+            cut.append(piece)
+    return cut
+
+
+def runs(parts: Sequence[Piece]) -> list[Piece]:
+    """The same bytes in the longest runs, over the borders of fields."""
+    joined = sorted((part.coalesce() for part in parts), key=lambda part: part.start)
+    for i, (left, right) in enumerate(pairwise(joined)):
+        if left.dims == right.dims and left.start + left.nbytes == right.start:
+            both = left._replace(nbytes=left.nbytes + right.nbytes)
+            return runs([*joined[:i], both, *joined[i + 2 :]])
+    return joined
+
+
+def levels(placement: GroupPlacement) -> list[Level]:
+    """What the pool is made of, then what one of those parts is made of, and so on.
+
+    Each level looks into one part of the level above: the first, but block 1 among blocks, as block
+    0 is the null block. Content that lies in one run is not looked into.
+    """
+    nbytes = placement.num_slots * placement.num_blocks * placement.page_bytes
+    return list(_levels(Stretch("pool", 0, nbytes), pieces(placement), 0))
+
+
+def _levels(whole: Stretch, inside: list[Piece], depth: int) -> Iterator[Level]:
+    axis = _common_axis(whole, inside)
+    if axis is not None:
+        parts = tuple(
+            Stretch(f"{axis.name} {i}", whole.start + i * axis.stride, axis.stride)
+            for i in range(axis.extent)
+        )
+        yield Level(depth, whole, axis.name, parts)
+        index = NULL_BLOCK + 1 if axis.name == "block" else 0
+        chosen = [piece.choose(axis.name, index) for piece in inside]
+        yield from _levels(parts[index], chosen, depth + 1)
+        return
+    clusters = _clusters(inside)
+    parts = _tiled(whole, [stretch for stretch, _ in clusters])
+    if len(parts) > 1:
+        yield Level(depth, whole, "", parts)
+    seen = []
+    for stretch, members in clusters:
+        shape = [(piece.dims, piece.nbytes) for piece in members]
+        # a second field of the same shape would only repeat the first
+        if not all(map(_is_leaf, members)) and shape not in seen:
+            seen.append(shape)
+            yield from _levels(stretch, members, depth + (len(parts) > 1))
+
+
+def _is_leaf(piece: Piece) -> bool:
+    return all(dim.is_content for dim in piece.dims) and not piece.coalesce().dims
+
+
+def _common_axis(whole: Stretch, inside: list[Piece]) -> Dim | None:
+    """The outermost axis of all pieces, where each of its elements holds a part of every piece."""
+    first = inside[0].dims[0] if inside[0].dims else None
+    if first is None or (len(inside) == 1 and _is_leaf(inside[0])):
+        return None
+    for piece in inside:
+        one = piece.choose(first.name, 0)
+        if piece.dims[:1] != (first,) or one.stop - whole.start > first.stride:
+            return None
+    return first
+
+
+def _clusters(inside: list[Piece]) -> list[tuple[Stretch, list[Piece]]]:
+    """Pieces that interleave, such as the fields of one tap, taken together; in memory order."""
+    clusters: list[list[Piece]] = []
+    for piece in sorted(inside, key=lambda piece: piece.start):
+        if clusters and piece.start < max(other.stop for other in clusters[-1]):
+            clusters[-1].append(piece)
+        else:
+            clusters.append([piece])
+    found = []
+    for members in clusters:
+        start, stop = members[0].start, max(piece.stop for piece in members)
+        label = members[0].segment
+        if len(members) == 1:
+            piece = members[0]
+            names = [dim.name for dim in piece.dims]
+            label = f"{piece.field}[{', '.join(names)}]" if len(names) > 1 else piece.field
+            # the room that a strided piece takes ends where its next element would begin
+            stop = max([stop, *(piece.start + d.extent * d.stride for d in piece.dims[:1])])
+        found.append((Stretch(label, start, stop - start), members))
+    return found
+
+
+def _tiled(whole: Stretch, parts: list[Stretch]) -> tuple[Stretch, ...]:
+    """The parts with the padding before, between and after them."""
+    tiled, at = [], whole.start
+    for part in [*parts, Stretch("", whole.start + whole.nbytes, 0)]:
+        if part.start > at:
+            tiled.append(Stretch("padding", at, part.start - at))
+        if part.nbytes:
+            tiled.append(part)
+        at = part.start + part.nbytes
+    return tuple(tiled)
