@@ -1,0 +1,49 @@
+"""One step's tokens: everything a forward pass needs to know, made once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Int32, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """The blocks of one cache group in this step.
+
+    Attributes:
+        block_table: Logical block -> kernel block of the pool, 0 = padding.
+        slot_mapping: Token -> slot of the pool, `block * block_size + offset`; None for states.
+    """
+
+    block_table: Int32[Tensor, "num_seqs max_blocks"]
+    slot_mapping: Int64[Tensor, " num_tokens"] | None
+
+    @property
+    def state_indices(self) -> Int32[Tensor, " num_seqs"]:
+        """State block of each sequence: the first and only column of a state group's table."""
+        return self.block_table[:, 0]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The new tokens of several sequences, one after the other.
+
+    Attributes:
+        token_ids: New tokens.
+        query_start_loc: Prefix sum of the number of new tokens of each sequence.
+        seq_lens: Tokens of each sequence, the new ones included.
+        has_initial_state: Whether a sequence has tokens before the new ones.
+        tables: One for each cache group, in the order of the groups.
+        logits_rows: New tokens after which a distribution is asked for.
+        is_decode: Whether every sequence has exactly one new token, after others.
+    """
+
+    token_ids: Int64[Tensor, " num_tokens"]
+    query_start_loc: Int32[Tensor, " num_seqs_plus_1"]
+    seq_lens: Int32[Tensor, " num_seqs"]
+    has_initial_state: Bool[Tensor, " num_seqs"]
+    tables: tuple[GroupTable, ...]
+    logits_rows: Int64[Tensor, " num_rows"]
+    is_decode: bool

@@ -1,0 +1,81 @@
+"""From scheduled requests to the tensors of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockstride.layouts import GroupPlacement
+from blockstride.models.batch import GroupTable, StepBatch
+from blockstride.models.engine.block_manager import BlockManager
+from blockstride.models.engine.scheduler import Scheduled
+
+
+def make_batch(
+    step: Sequence[Scheduled],
+    blocks: BlockManager,
+    groups: Sequence[GroupPlacement],
+    device: torch.device,
+) -> StepBatch:
+    """The tensors of a step: tokens one request after the other, and the tables of every group.
+
+    Args:
+        step: Requests that run, with the tokens of each.
+        blocks: Where their blocks are.
+        groups: Placement of each group, in the order of the block manager's tables.
+        device: Where the model runs.
+    """
+    starts = np.array([s.request.num_cached for s in step], np.int64)
+    lens = np.array([s.num_new for s in step], np.int64)
+    ends = starts + lens
+    query_start_loc = np.concatenate([[0], lens.cumsum()])
+    tokens = [t for s, end in zip(step, ends, strict=True) for t in _new_tokens(s, int(end))]
+    sequence = np.repeat(np.arange(len(step)), lens)
+    position = np.arange(len(tokens)) - query_start_loc[sequence] + starts[sequence]
+    rows = [blocks.row(s.request.request_id) for s in step]
+    known = np.array([s.request.num_tokens for s in step])
+    tables = tuple(
+        _group_table(table, group, int(ends.max()), sequence, position, device)
+        for table, group in zip(blocks.tables(rows), groups, strict=True)
+    )
+    return StepBatch(
+        token_ids=torch.tensor(tokens, dtype=torch.int64, device=device),
+        query_start_loc=_tensor(query_start_loc.astype(np.int32), device),
+        seq_lens=_tensor(ends.astype(np.int32), device),
+        has_initial_state=_tensor(starts > 0, device),
+        tables=tables,
+        # a request whose prompt is not done yet samples nothing
+        logits_rows=_tensor(query_start_loc[1:][ends == known] - 1, device),
+        is_decode=bool((lens == 1).all() and (starts > 0).all()),
+    )
+
+
+def _new_tokens(scheduled: Scheduled, end: int) -> list[int]:
+    return scheduled.request.tokens(end - scheduled.num_new, end)
+
+
+def _group_table(
+    table: np.ndarray,
+    group: GroupPlacement,
+    max_len: int,
+    sequence: np.ndarray,
+    position: np.ndarray,
+    device: torch.device,
+) -> GroupTable:
+    if not group.group.spec.has_tokens:
+        return GroupTable(_tensor(table, device), None)
+    size, parts = group.block_size, group.kernel_blocks
+    slots = table[sequence, position // size].astype(np.int64) * size + position % size
+    table = table[:, : -(-max_len // size)]
+    if parts > 1:
+        kernel_blocks = table[:, :, None] * parts + np.arange(parts, dtype=np.int32)
+        # no kernel block of the null block may look like a real one
+        table = np.where(table[:, :, None] > 0, kernel_blocks, 0).reshape(len(table), -1)
+    return GroupTable(_tensor(table, device), _tensor(slots, device))
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,59 @@
+"""A request on its way through the engine, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from blockstride.models.engine.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+"""`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more."""
+
+
+@dataclass
+class Request:
+    """One sequence of tokens, from prompt to finish.
+
+    Attributes:
+        request_id: Unique among the requests of an engine.
+        prompt_ids: Tokens of the prompt.
+        params: How to continue it.
+        max_len: Most tokens, prompt included, that it may reach.
+        output_ids: Tokens generated so far.
+        num_cached: Tokens whose keys, values and states are in the cache; falls to 0 when the
+            request is preempted, and is made up for by computing them again.
+        finish_reason: Why it ended; None while it runs.
+    """
+
+    request_id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    max_len: int
+    output_ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.generator = np.random.default_rng(self.params.seed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_uncached(self) -> int:
+        """Tokens still to be computed before the next one can be sampled."""
+        return self.num_tokens - self.num_cached
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """The known tokens from `start` to `stop`."""
+        split = len(self.prompt_ids)
+        if start >= split:
+            return self.output_ids[start - split : stop - split]
+        return (self.prompt_ids[start:stop] + self.output_ids[: max(0, stop - split)])[
+            : stop - start
+        ]

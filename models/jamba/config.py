@@ -1,0 +1,155 @@
+"""The numbers of a Jamba checkpoint, read from its config.json and checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from blockstride.kernels.checks import expect
+
+
+@dataclass(frozen=True)
+class JambaConfig:
+    """Architecture of a Jamba model (Lieber et al. 2024), under the names of its config.json.
+
+    Attributes:
+        vocab_size: Rows of the embedding.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Inner width of an MLP or of one expert.
+        num_hidden_layers: Layers; each has a mixer (attention or Mamba) and a feed-forward part.
+        num_attention_heads: Query heads.
+        num_key_value_heads: KV heads.
+        num_experts: Experts of a mixture-of-experts layer; 1 for none anywhere.
+        num_experts_per_tok: Experts that each token visits.
+        expert_layer_period: One layer in so many has experts,
+        expert_layer_offset: the first of them this one.
+        attn_layer_period: One layer in so many has attention,
+        attn_layer_offset: the first of them this one.
+        mamba_d_state: State size of a channel.
+        mamba_d_conv: Width of the causal convolution.
+        mamba_expand: Inner channels per hidden channel.
+        mamba_dt_rank: Rank of the step-size projection; `"auto"` for hidden_size / 16, rounded up.
+        mamba_conv_bias: Whether the convolution has a bias.
+        mamba_proj_bias: Whether the projections in and out of a Mamba mixer have one.
+        rms_norm_eps: Added to the mean square in every norm.
+        tie_word_embeddings: Whether the head is the embedding.
+        head_dim: Size of an attention head; hidden_size / num_attention_heads when None.
+        hidden_act: Activation of the feed-forward part; only `"silu"` exists.
+        max_position_embeddings: Longest sequence the model was made for.
+        eos_token_id: Token, or tokens, that end a text.
+
+    Raises:
+        ValueError: A number that can't be, or two that contradict each other.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_experts: int = 16
+    num_experts_per_tok: int = 2
+    expert_layer_period: int = 2
+    expert_layer_offset: int = 1
+    attn_layer_period: int = 8
+    attn_layer_offset: int = 4
+    mamba_d_state: int = 16
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_dt_rank: int | str = "auto"
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 262144
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self) -> None:
+        signed = ("expert_layer_offset", "attn_layer_offset", "eos_token_id")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and field.name not in signed:
+                expect(value > 0, field.name, "a positive number", value)
+        for kind in ("expert", "attn"):
+            offset = getattr(self, f"{kind}_layer_offset")
+            period = getattr(self, f"{kind}_layer_period")
+            expect(0 <= offset < period, f"{kind}_layer_offset", f"0 to {period - 1}", offset)
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        expect(heads % kv_heads == 0, "num_key_value_heads", f"a divisor of {heads}", kv_heads)
+        if self.head_dim is None:
+            fits = self.hidden_size % heads == 0
+            expect(fits, "num_attention_heads", f"a divisor of {self.hidden_size}", heads)
+        experts = self.num_experts_per_tok
+        if self.num_experts > 1:
+            most = self.num_experts
+            expect(experts <= most, "num_experts_per_tok", f"at most {most}", experts)
+        expect(self.hidden_act == "silu", "hidden_act", "'silu'", repr(self.hidden_act))
+        expect(self.mamba_d_conv >= 2, "mamba_d_conv", "at least 2", self.mamba_d_conv)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> JambaConfig:
+        """The config in a parsed config.json; keys that don't bear on inference are ignored.
+
+        Raises:
+            ValueError: Another architecture, a missing key, or a value that can't be.
+        """
+        kind = values.get("model_type")
+        expect(kind == "jamba", "model_type", "'jamba'", repr(kind))
+        known = {field.name: field for field in fields(cls)}
+        given = {name: values[name] for name in known if values.get(name) is not None}
+        # Hugging Face's name for MHA is to leave the number of KV heads out
+        given.setdefault("num_key_value_heads", given.get("num_attention_heads"))
+        for name in list(known)[:6]:
+            expect(given.get(name) is not None, name, "a number in config.json", "nothing")
+        for name, value in given.items():
+            _check_type(name, str(known[name].type), value)
+        return cls(**given)
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def d_inner(self) -> int:
+        """Channels of a Mamba mixer."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
+    def dt_rank(self) -> int:
+        """Rank of the step-size projection."""
+        if isinstance(self.mamba_dt_rank, str):
+            return -(-self.hidden_size // 16)
+        return self.mamba_dt_rank
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        ids = self.eos_token_id
+        return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether the mixer of a layer is attention; else it is Mamba."""
+        return layer % self.attn_layer_period == self.attn_layer_offset
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer is a mixture of experts; else it has one MLP."""
+        chosen = layer % self.expert_layer_period == self.expert_layer_offset
+        return chosen and self.num_experts > 1
+
+
+def _check_type(name: str, annotation: str, value: object) -> None:
+    kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "list[int]": list}
+    options = [part.strip() for part in annotation.split("|")]
+    right = any(
+        isinstance(value, kinds[part]) and (part == "bool" or not isinstance(value, bool))
+        for part in options
+        if part in kinds
+    )
+    expect(right, name, annotation, repr(value))
+    if isinstance(value, str) and "int" in options:
+        expect(value == "auto", name, "a number or 'auto'", repr(value))

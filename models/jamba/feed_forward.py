@@ -1,0 +1,59 @@
+"""The feed-forward part of a Jamba layer: one gated MLP, or experts that a router picks from."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import linear
+
+from blockstride import kernels
+from blockstride.models.jamba.config import JambaConfig
+from blockstride.models.jamba.weights import LayerWeights
+
+
+class GatedMLP:
+    """`down(silu(gate(x)) * up(x))`, gate and up joined into one projection."""
+
+    def __init__(self, config: JambaConfig, weights: LayerWeights) -> None:
+        self.gate_up, self.down = _projections(config, weights, "feed_forward.")
+
+    def forward(
+        self, hidden: Float[Tensor, "num_tokens hidden_size"]
+    ) -> Float[Tensor, "num_tokens hidden_size"]:
+        """The MLP of each token."""
+        return linear(kernels.silu_and_mul(linear(hidden, self.gate_up)), self.down)
+
+
+class ExpertMLP:
+    """Mixture of experts: each token visits its `num_experts_per_tok` most likely ones.
+
+    Their outputs are weighted with the router's probabilities over all experts, not renormalised.
+    """
+
+    def __init__(self, config: JambaConfig, weights: LayerWeights) -> None:
+        self.router = weights.tensor(
+            "feed_forward.router.weight", config.num_experts, config.hidden_size
+        )
+        experts = [
+            _projections(config, weights, f"feed_forward.experts.{i}.")
+            for i in range(config.num_experts)
+        ]
+        self.gate_up = torch.stack([gate_up for gate_up, _ in experts])
+        self.down = torch.stack([down for _, down in experts])
+        self.top_k = config.num_experts_per_tok
+
+    def forward(
+        self, hidden: Float[Tensor, "num_tokens hidden_size"]
+    ) -> Float[Tensor, "num_tokens hidden_size"]:
+        """The weighted sum of each token's experts."""
+        probabilities = linear(hidden, self.router).softmax(-1, dtype=torch.float32)
+        weights, ids = probabilities.topk(self.top_k, dim=-1)
+        return kernels.expert_mlp(hidden, self.gate_up, self.down, ids, weights.to(hidden.dtype))
+
+
+def _projections(config: JambaConfig, weights: LayerWeights, prefix: str) -> tuple[Tensor, Tensor]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    gate = weights.tensor(f"{prefix}gate_proj.weight", inner, hidden)
+    up = weights.tensor(f"{prefix}up_proj.weight", inner, hidden)
+    return torch.cat([gate, up]), weights.tensor(f"{prefix}down_proj.weight", hidden, inner)

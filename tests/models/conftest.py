@@ -1,0 +1,92 @@
+"""Real Hugging Face checkpoints, made by transformers from a seed, and its greedy answers."""
+
+import itertools
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+with warnings.catch_warnings():
+    # the library's own imports, on whatever versions of its dependencies are installed
+    warnings.simplefilter("ignore")
+    import transformers
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+BASE = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "max_position_embeddings": 4096,
+    # wide enough that logits differ clearly, so that greedy choices are no coin tosses
+    "initializer_range": 0.15,
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Three special tokens, then one token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {
+        token: i for i, token in enumerate(itertools.chain(["<pad>", "<s>", "</s>"], alphabet))
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+class Reference:
+    """A checkpoint folder and the transformers model that wrote it."""
+
+    def __init__(self, path: Path, seed: int = 0, shard: str = "5GB", **config: object) -> None:
+        torch.manual_seed(seed)
+        self.path = path
+        self.config = transformers.JambaConfig(**{**BASE, **config})
+        self.model = transformers.JambaForCausalLM(self.config).eval()
+        # transformers leaves norms and D at one, which would hide a norm applied to the wrong part
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "norm" in name or name.endswith(".D"):
+                    parameter.uniform_(0.5, 1.5)
+        self.model.save_pretrained(path, max_shard_size=shard)
+        byte_tokenizer().save(str(path / "tokenizer.json"))
+
+    @torch.no_grad()
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits after every token, from one prefill."""
+        return self.model(torch.tensor([ids])).logits[0]
+
+    @torch.no_grad()
+    def greedy(self, ids: list[int], count: int) -> list[int]:
+        """The `count` most likely tokens after `ids`, one by one."""
+        out = self.model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(ids) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def make_reference(tmp_path_factory):
+    """Makes a `Reference` in a folder of its own."""
+    return lambda **config: Reference(tmp_path_factory.mktemp("jamba"), **config)
+
+
+@pytest.fixture(scope="session")
+def reference(make_reference):
+    """A small Jamba with experts, GQA, and both mixers."""
+    return make_reference()

@@ -1,0 +1,140 @@
+"""transformers' Jamba is the oracle: the same checkpoint gives the same logits and tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from blockstride.layouts import NAMED_LAYOUTS
+from blockstride.models import Engine, EngineConfig, JambaModel, SamplingParams
+from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.engine.batching import make_batch
+
+CONFIGS = [
+    {},
+    {"num_experts": 1},
+    {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "expert_layer_period": 1,
+        "expert_layer_offset": 0,
+    },
+    {"num_experts_per_tok": 1, "expert_layer_period": 3, "expert_layer_offset": 2},
+    {"attn_layer_period": 2, "attn_layer_offset": 0, "num_key_value_heads": 1},
+    {"attn_layer_period": 3, "attn_layer_offset": 2, "num_key_value_heads": 4},
+    {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {"mamba_d_conv": 2, "mamba_d_state": 4, "mamba_dt_rank": 3},
+    {"mamba_d_conv": 5, "mamba_d_state": 16, "mamba_expand": 1},
+    {"mamba_conv_bias": False, "mamba_proj_bias": True, "mamba_d_conv": 3},
+    {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "mamba_dt_rank": 7},
+    {"num_hidden_layers": 7, "attn_layer_period": 5, "attn_layer_offset": 3, "vocab_size": 301},
+    {"num_hidden_layers": 1, "attn_layer_period": 1, "attn_layer_offset": 0, "rms_norm_eps": 1e-3},
+    {"num_hidden_layers": 5, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_expand": 3},
+]
+
+
+def all_logits(path, ids, **config):
+    """Our logits after every token of `ids`."""
+    engine = Engine(JambaModel(Checkpoint(path)), EngineConfig(**config))
+    request = engine.add_request(ids, SamplingParams())
+    rows = []
+    while request.num_cached < len(ids):
+        step = engine.scheduler.schedule()
+        batch = make_batch(step, engine.blocks, engine.groups, engine.model.device)
+        batch = replace(batch, logits_rows=torch.arange(batch.token_ids.shape[0]))
+        rows.append(engine.model.forward(batch))
+        request.num_cached += step[0].num_new
+    return torch.cat(rows)
+
+
+def tokens(vocab: int, count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, vocab, count).tolist()
+
+
+@pytest.mark.parametrize(
+    "config", CONFIGS, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())
+)
+def test_logits_are_those_of_transformers(make_reference, config):
+    reference = make_reference(seed=len(str(config)), **config)
+    ids = tokens(reference.config.vocab_size, 70)
+    expected = reference.logits(ids)
+    got = all_logits(reference.path, ids)
+    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference):
+    ids = tokens(259, 70)
+    expected = reference.logits(ids)
+    for chunk in (1, 7, 16):
+        got = all_logits(reference.path, ids, prefill_chunk=chunk)
+        assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def generate(path, prompts, count=200, conv_order="DS", **config):
+    """Our greedy continuation of every prompt, all run together, and the engine."""
+    model = JambaModel(Checkpoint(path), conv_order=conv_order)
+    engine = Engine(model, EngineConfig(**config))
+    params = SamplingParams(max_tokens=count, ignore_eos=True)
+    requests = [engine.add_request(prompt, params) for prompt in prompts]
+    while engine.has_work:
+        engine.step()
+    engine.blocks.check()
+    assert engine.blocks.num_free == tuple(p.layout.num_blocks - 1 for p in engine.pools)
+    return [request.output_ids for request in requests], engine
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [tokens(259, n, seed=n) for n in (40, 1, 17, 64, 3, 33, 16, 25)]
+
+
+@pytest.fixture(scope="module")
+def answers(reference, prompts):
+    return [reference.greedy(prompt, 200) for prompt in prompts]
+
+
+@pytest.mark.parametrize("policy", ["split", "unified"])
+@pytest.mark.parametrize("layout", [layout.order for layout in NAMED_LAYOUTS])
+def test_every_layout_and_policy_gives_the_same_200_tokens(
+    reference, prompts, answers, layout, policy
+):
+    if policy == "unified" and layout == "LHBNC":
+        with pytest.raises(ValueError, match="layout"):
+            generate(reference.path, prompts[:1], layout=layout, policy=policy)
+        return
+    got, _ = generate(reference.path, prompts[:1], layout=layout, policy=policy)
+    assert got == answers[:1]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, None])
+def test_chunks_and_batches_of_mixed_lengths_give_the_same_tokens(
+    reference, prompts, answers, chunk
+):
+    got, _ = generate(reference.path, prompts, prefill_chunk=chunk, conv_order="SD")
+    assert got == answers
+
+
+def test_kernel_blocks_inside_inflated_blocks_give_the_same_tokens(reference, prompts, answers):
+    got, engine = generate(
+        reference.path, prompts, policy="unified", block_size=32, kernel_block_size=8
+    )
+    assert any(group.kernel_blocks > 1 for group in engine.groups)
+    assert got == answers
+
+
+def test_preempted_requests_are_computed_again_to_the_same_tokens(reference, prompts, answers):
+    # 3 x 240 tokens need 45 blocks of attention
+    got, engine = generate(reference.path, prompts[:3], num_blocks=(9, 20))
+    assert engine.scheduler.num_preemptions > 0
+    assert got == answers[:3]
+
+
+@pytest.mark.parametrize("policy", ["split", "unified"])
+def test_poison_in_whatever_may_not_be_read_changes_nothing(reference, prompts, answers, policy):
+    # few blocks, so that requests take over blocks that others left poisoned
+    blocks = (4, 40) if policy == "split" else 24
+    got, _ = generate(
+        reference.path, prompts, poison=True, policy=policy, num_blocks=blocks, max_num_seqs=3
+    )
+    assert got == answers

@@ -1,0 +1,110 @@
+"""Text in, text out: streaming, stop texts, seeds, files of prompts, and the command line."""
+
+import pytest
+
+from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models.cli import main
+
+
+@pytest.fixture(scope="module")
+def llm(reference):
+    return LLM(reference.path)
+
+
+def test_streamed_pieces_join_to_the_generated_text(llm):
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3)
+    (completion,) = llm.generate("In the beginning", params)
+    assert "".join(llm.stream("In the beginning", params)) == completion.text
+
+
+def test_closing_a_stream_frees_its_blocks(llm):
+    stream = llm.stream("abc", SamplingParams(max_tokens=40, ignore_eos=True))
+    next(stream)
+    assert llm.engine.has_work
+    stream.close()
+    assert not llm.engine.has_work
+    llm.engine.blocks.check()
+
+
+def test_a_stop_text_ends_the_request_and_is_no_part_of_it(llm):
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    (whole,) = llm.generate("xyz", params)
+    stop = whole.text[7:10]
+    at = whole.text.find(stop)
+    (cut,) = llm.generate("xyz", SamplingParams(max_tokens=60, ignore_eos=True, stop=(stop,)))
+    assert cut.text == whole.text[:at]
+    assert cut.finish_reason == "stop"
+    assert "".join(llm.stream("xyz", SamplingParams(60, ignore_eos=True, stop=(stop,)))) == cut.text
+
+
+def test_text_held_back_for_a_stop_text_is_released_at_the_end(llm):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    (whole,) = llm.generate("xyz", params)
+    never = whole.text[-2:] + "\x00\x00"
+    (same,) = llm.generate("xyz", SamplingParams(12, ignore_eos=True, stop=(never,)))
+    assert same.text == whole.text
+
+
+def test_an_end_token_ends_the_request_unless_ignored(llm):
+    (free,) = llm.generate("xyz", SamplingParams(max_tokens=30, ignore_eos=True))
+    end = free.token_ids[10]
+    first = free.token_ids.index(end)
+    stopped = SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=frozenset([end]))
+    (completion,) = llm.generate("xyz", stopped)
+    assert completion.token_ids == free.token_ids[: first + 1]
+    assert completion.finish_reason == "stop"
+    assert free.finish_reason == "length"
+
+
+def test_a_seeded_request_gives_the_same_text_in_any_company(llm):
+    params = [SamplingParams(max_tokens=20, temperature=1.0, seed=i) for i in range(5)]
+    prompts = ["one", "two two", "three three three", "4", "five"]
+    together = llm.generate(prompts, params)
+    alone = [llm.generate(p, q)[0] for p, q in zip(prompts, params, strict=True)]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    other = llm.generate("one", SamplingParams(max_tokens=20, temperature=1.0, seed=99))[0]
+    assert other.token_ids != alone[0].token_ids
+
+
+def test_a_request_ends_where_the_cache_does(reference):
+    llm = LLM(reference.path, config=EngineConfig(num_blocks=(3, 3)))
+    (completion,) = llm.generate("x" * 20, SamplingParams(max_tokens=500, ignore_eos=True))
+    assert completion.finish_reason == "length"
+    assert completion.num_prompt_tokens + len(completion.token_ids) == 32
+
+
+def test_more_prompts_than_rows_are_all_answered_in_order(reference):
+    llm = LLM(reference.path, config=EngineConfig(max_num_seqs=2))
+    prompts = [f"prompt number {i}" for i in range(7)]
+    completions = llm.generate(prompts, SamplingParams(max_tokens=5), progress=True)
+    assert [c.prompt for c in completions] == prompts
+    llm.engine.blocks.check()
+
+
+def test_low_precision_models_and_fp8_caches_generate(reference):
+    for options in (
+        {"dtype": "bfloat16"},
+        {"dtype": "float16"},
+        {"kv_cache_dtype": "float8_e4m3fn"},
+    ):
+        (completion,) = LLM(reference.path, **options).generate(
+            "hello", SamplingParams(max_tokens=8, ignore_eos=True)
+        )
+        assert len(completion.token_ids) == 8
+
+
+def test_generate_streams_a_prompt_with_its_continuation(reference, capsys):
+    assert main(["generate", "--model", str(reference.path), "--prompt", "hello", "--stats"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("hello")
+    assert "tokens/s" in err
+    assert "pool of mamba-1" in err
+
+
+def test_generate_answers_a_file_of_prompts_in_order(reference, capsys, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("first\n\nsecond\n")
+    arguments = ["--model", str(reference.path), "--prompt-file", str(file), "--max-tokens", "4"]
+    assert main(["generate", *arguments, "--layout", "nhd", "--policy", "unified"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("first") < out.index("second")
