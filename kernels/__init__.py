@@ -8,6 +8,7 @@ from blockstride.kernels.block_copy import block_copy
 from blockstride.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.expert_mlp import expert_mlp
 from blockstride.kernels.kv_cache_update import PAD_SLOT_ID, kv_cache_update
+from blockstride.kernels.linear import linear
 from blockstride.kernels.paged_attention import paged_attention
 from blockstride.kernels.rms_norm import rms_norm
 from blockstride.kernels.selective_scan import selective_scan, selective_state_update
@@ -22,6 +23,7 @@ __all__ = [
     "causal_conv1d_update",
     "expert_mlp",
     "kv_cache_update",
+    "linear",
     "pack_state",
     "paged_attention",
     "rms_norm",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear
 
 from blockstride import kernels
 from blockstride.models.jamba.config import JambaConfig
@@ -22,7 +21,7 @@ class GatedMLP:
         self, hidden: Float[Tensor, "num_tokens hidden_size"]
     ) -> Float[Tensor, "num_tokens hidden_size"]:
         """The MLP of each token."""
-        return linear(kernels.silu_and_mul(linear(hidden, self.gate_up)), self.down)
+        return kernels.linear(kernels.silu_and_mul(kernels.linear(hidden, self.gate_up)), self.down)
 
 
 class ExpertMLP:
@@ -47,7 +46,7 @@ class ExpertMLP:
         self, hidden: Float[Tensor, "num_tokens hidden_size"]
     ) -> Float[Tensor, "num_tokens hidden_size"]:
         """The weighted sum of each token's experts."""
-        probabilities = linear(hidden, self.router).softmax(-1, dtype=torch.float32)
+        probabilities = kernels.linear(hidden, self.router).softmax(-1, dtype=torch.float32)
         weights, ids = probabilities.topk(self.top_k, dim=-1)
         return kernels.expert_mlp(hidden, self.gate_up, self.down, ids, weights.to(hidden.dtype))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear
 
 from blockstride import kernels
 from blockstride.layouts import (
@@ -96,7 +95,7 @@ class AttentionMixer(Mixer):
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Writes keys and values of the new tokens, then attends to all up to each."""
-        qkv = linear(hidden, self.qkv).view(hidden.shape[0], -1, self.size)
+        qkv = kernels.linear(hidden, self.qkv).view(hidden.shape[0], -1, self.size)
         query, key, value = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         table, cache = batch.tables[self.group], self.cache
         assert table.slot_mapping is not None, "an attention group has slots"
@@ -120,7 +119,7 @@ class AttentionMixer(Mixer):
             k_scale=self.k_scale,
             v_scale=self.v_scale,
         )
-        return linear(out.flatten(1), self.out)
+        return kernels.linear(out.flatten(1), self.out)
 
 
 class MambaMixer(Mixer):
@@ -189,14 +188,14 @@ class MambaMixer(Mixer):
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Convolves, then runs the recurrence from the cached state, and leaves the last there."""
         indices = batch.tables[self.group].state_indices
-        x, z = linear(hidden, self.in_proj, self.in_bias).split(self.inner, dim=1)
+        x, z = kernels.linear(hidden, self.in_proj, self.in_bias).split(self.inner, dim=1)
         x = self._convolve(x, indices, batch)
-        parts = linear(x, self.x_proj).split(self.sizes, dim=1)
+        parts = kernels.linear(x, self.x_proj).split(self.sizes, dim=1)
         dt, B, C = (
             kernels.rms_norm(part, weight, self.eps)
             for part, weight in zip(parts, self.norms, strict=True)
         )
-        ssm = (x, linear(dt, self.dt_proj), self.A, B, C, self.cache.ssm_state, indices)
+        ssm = (x, kernels.linear(dt, self.dt_proj), self.A, B, C, self.cache.ssm_state, indices)
         gates = {"D": self.D, "z": z, "dt_bias": self.dt_bias}
         if batch.is_decode:
             y = kernels.selective_state_update(*ssm, **gates)
@@ -204,7 +203,7 @@ class MambaMixer(Mixer):
             y = kernels.selective_scan(
                 *ssm, batch.query_start_loc, batch.has_initial_state, **gates
             )
-        return linear(y, self.out_proj, self.out_bias)
+        return kernels.linear(y, self.out_proj, self.out_bias)
 
     def _convolve(self, x: Tensor, indices: Tensor, batch: StepBatch) -> Tensor:
         state, weight, bias = self.cache.conv_state, self.conv_weight, self.conv_bias

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from blockstride import kernels
 from blockstride.layouts import CacheSpec, KVCachePool
@@ -128,4 +128,4 @@ class JambaModel:
         hidden, _ = kernels.rms_norm(
             hidden, self.final_norm, self.config.rms_norm_eps, residual=residual
         )
-        return linear(hidden, self.head)
+        return kernels.linear(hidden, self.head)
