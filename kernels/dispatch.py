@@ -9,5 +9,5 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def runs_on_triton(tensor: Tensor) -> bool:
-    """True for CUDA tensors, and for every tensor under `TRITON_INTERPRET=1`. There is no other switch."""
+    """True for CUDA tensors, and for all tensors under `TRITON_INTERPRET=1`."""
     return tensor.is_cuda or INTERPRET

@@ -15,8 +15,8 @@ def linear(
     """Multiply every row by a matrix: `x @ weight.T + bias`.
 
     A decode step multiplies 2 to 16 rows, where a product is bound by reading the weights and
-    general matrix libraries read them at a third of the memory's rate. On a CPU a program of our own
-    takes those; everything else is torch's.
+    general matrix libraries read them at a third of the memory's rate. On a CPU a program of our
+    own takes those; everything else is torch's.
 
     Args:
         x: Rows; they may be slices of a wider tensor.

@@ -36,10 +36,9 @@ def selective_scan(
 ) -> Float[Tensor, "num_tokens dim"]:
     """Run the recurrence over every token of every sequence, and keep the last state of each.
 
-    With `step = softplus(dt + dt_bias)`, token by token: `state = exp(step * A) * state + step * x * B`,
-    `y = C @ state + D * x`, `out = y * silu(z)`. Within a call the state is float32 whatever
-    `ssm_state` holds, so a prompt cut into chunks differs from one call only by the rounding of the
-    state between them: in float32 not at all.
+    With `step = softplus(dt + dt_bias)`, token by token:
+    `state = exp(step * A) * state + step * x * B`, `y = C @ state + D * x`, `out = y * silu(z)`.
+    Within a call the state is float32, whatever dtype `ssm_state` has.
 
     Args:
         x: Inputs; the rows may be slices of a wider tensor, here and in `dt`, `B`, `C` and `z`.

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstride.layouts.memory_order import (
+    PADDING,
     Level,
     Piece,
     levels,
@@ -72,27 +73,15 @@ def _map(placement: GroupPlacement) -> RenderableType:
 
 def _marks(placement: GroupPlacement, pieces: Sequence[Piece]) -> str:
     """One character for each of the columns into which the memory of a pool is cut."""
-    joined = runs(pieces)
-    starts = np.concatenate([_starts(piece) for piece in joined])
-    lengths = np.concatenate([np.full(piece.num_runs, piece.nbytes) for piece in joined])
-    order = np.argsort(starts)
-    starts, lengths = starts[order], lengths[order]
+    starts, lengths = runs(pieces)
     nbytes = placement.num_slots * placement.num_blocks * placement.page_bytes
     borders = np.arange(MAP_COLUMNS + 1) * nbytes / MAP_COLUMNS
-    # bytes of the pieces before a border: whole runs, less what the last of them has beyond it
-    last = np.searchsorted(starts, borders, side="right") - 1
+    # bytes of the runs before a border: of those that begin there, less what lies beyond it
+    last = np.searchsorted(starts, borders) - 1
     before = np.concatenate([[0], np.cumsum(lengths)])[last + 1]
     beyond = np.where(last >= 0, starts[last] + lengths[last] - borders, 0)
     covered = np.diff(before - np.maximum(beyond, 0)) * MAP_COLUMNS / nbytes
     return "".join("#" if c > 1 - 1e-9 else "+" if c > 1e-9 else "." for c in covered)
-
-
-def _starts(piece: Piece) -> np.ndarray:
-    """First byte of every run of a piece."""
-    starts = np.array([piece.start], dtype=np.int64)
-    for dim in piece.dims:
-        starts = (starts[:, None] + np.arange(dim.extent) * dim.stride).ravel()
-    return starts
 
 
 def _zoom(placement: GroupPlacement) -> RenderableType:
@@ -106,11 +95,10 @@ def _zoom(placement: GroupPlacement) -> RenderableType:
 
 def _strip(level: Level, placement: GroupPlacement) -> str:
     """`| k 256 | v 256 |` of fields, `| head 0 | 1 | ... | 7 |  8 x 4,096` of an axis."""
-    parts = level.parts
     if not level.axis:
-        return "| " + " | ".join(f"{part.label} {part.nbytes:,}" for part in parts) + " |"
-    items = [str(i) for i in range(len(parts))]
-    items[0] = parts[0].label
+        return "| " + " | ".join(f"{part.label} {part.nbytes:,}" for part in level.parts) + " |"
+    parts = [part for part in level.parts if part.label != PADDING]
+    items = [parts[0].label, *(str(i) for i in range(1, len(parts)))]
     if level.axis == "block":
         items[NULL_BLOCK] += " (null)"
     if level.axis == "layer":
@@ -118,19 +106,17 @@ def _strip(level: Level, placement: GroupPlacement) -> str:
         items[used:] = [f"{i} (none)" for i in range(used, len(parts))]
     if len(items) > MAX_ITEMS:
         items = [*items[:2], "...", items[-1]]
-    return "| " + " | ".join(items) + f" |  {len(parts):,} x {parts[0].nbytes:,}"
+    padding = [f"{p.label} {p.nbytes:,}" for p in level.parts if p.label == PADDING]
+    return f"| {' | '.join(items + padding)} |  {len(parts):,} x {parts[0].nbytes:,}"
 
 
 def _reads(placement: GroupPlacement) -> RenderableType:
     table = _table("a peer reads", "bytes", "in runs", "of bytes each")
     for label, pieces in _wanted(placement).items():
-        joined = runs(pieces)
-        sizes = sorted({piece.nbytes for piece in joined})
-        each = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
-        count = sum(piece.num_runs for piece in joined)
-        total = sum(piece.num_runs * piece.nbytes for piece in joined)
-        label = f"{label}, at twice the TP" if label == HALF else label
-        table.add_row(label, f"{total:,}", f"{count:,}", each)
+        _, lengths = runs(pieces)
+        each = " to ".join(f"{size:,}" for size in sorted({lengths.min(), lengths.max()}))
+        name = f"{label}, at twice the TP" if label == HALF else label
+        table.add_row(name, f"{lengths.sum():,}", f"{len(lengths):,}", each)
     return table
 
 

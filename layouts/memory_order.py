@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from blockstride.layouts.placement import GroupPlacement
 from blockstride.layouts.pool import NULL_BLOCK
+
+PADDING = "padding"
 
 
 class Dim(NamedTuple):
@@ -44,11 +46,6 @@ class Piece(NamedTuple):
     def stop(self) -> int:
         """The byte after the last one."""
         return self.start + self.nbytes + sum((d.extent - 1) * d.stride for d in self.dims)
-
-    @property
-    def num_runs(self) -> int:
-        """Runs that make up the piece."""
-        return prod(dim.extent for dim in self.dims)
 
     def choose(self, name: str, index: int) -> Piece:
         """The piece at one index of an axis; the same piece when it has no such axis."""
@@ -88,8 +85,8 @@ class Level(NamedTuple):
     Attributes:
         depth: In how many stretches it lies.
         whole: The stretch.
-        axis: Name of the axis that its parts count; "" where they are fields and padding.
-        parts: The stretches that make it up, in memory order, without a gap.
+        axis: Name of the axis that its parts count; "" where they are fields.
+        parts: The stretches that make it up, in memory order and without a gap: padding is one.
     """
 
     depth: int
@@ -155,14 +152,22 @@ def _cut(placement: GroupPlacement, keep: Callable[[int, int, bool], int]) -> li
     return cut
 
 
-def runs(parts: Sequence[Piece]) -> list[Piece]:
-    """The same bytes in the longest runs, over the borders of fields."""
-    joined = sorted((part.coalesce() for part in parts), key=lambda part: part.start)
-    for i, (left, right) in enumerate(pairwise(joined)):
-        if left.dims == right.dims and left.start + left.nbytes == right.start:
-            both = left._replace(nbytes=left.nbytes + right.nbytes)
-            return runs([*joined[:i], both, *joined[i + 2 :]])
-    return joined
+def runs(parts: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
+    """The first byte and the length of every run that the pieces make together, in memory order.
+
+    Pieces that touch are one run, whatever fields they come from.
+    """
+    starts, lengths = [], []
+    for piece in map(Piece.coalesce, parts):
+        at = np.array([piece.start], dtype=np.int64)
+        for dim in piece.dims:
+            at = (at[:, None] + np.arange(dim.extent) * dim.stride).ravel()
+        starts.append(at)
+        lengths.append(np.full(len(at), piece.nbytes))
+    order = np.argsort(np.concatenate(starts))
+    start, length = np.concatenate(starts)[order], np.concatenate(lengths)[order]
+    begins = np.flatnonzero(np.concatenate([[True], start[1:] != start[:-1] + length[:-1]]))
+    return start[begins], np.add.reduceat(length, begins)
 
 
 def levels(placement: GroupPlacement) -> list[Level]:
@@ -178,11 +183,11 @@ def levels(placement: GroupPlacement) -> list[Level]:
 def _levels(whole: Stretch, inside: list[Piece], depth: int) -> Iterator[Level]:
     axis = _common_axis(whole, inside)
     if axis is not None:
-        parts = tuple(
+        parts = [
             Stretch(f"{axis.name} {i}", whole.start + i * axis.stride, axis.stride)
             for i in range(axis.extent)
-        )
-        yield Level(depth, whole, axis.name, parts)
+        ]
+        yield Level(depth, whole, axis.name, _tiled(whole, parts))
         index = NULL_BLOCK + 1 if axis.name == "block" else 0
         chosen = [piece.choose(axis.name, index) for piece in inside]
         yield from _levels(parts[index], chosen, depth + 1)
@@ -243,7 +248,7 @@ def _tiled(whole: Stretch, parts: list[Stretch]) -> tuple[Stretch, ...]:
     tiled, at = [], whole.start
     for part in [*parts, Stretch("", whole.start + whole.nbytes, 0)]:
         if part.start > at:
-            tiled.append(Stretch("padding", at, part.start - at))
+            tiled.append(Stretch(PADDING, at, part.start - at))
         if part.nbytes:
             tiled.append(part)
         at = part.start + part.nbytes

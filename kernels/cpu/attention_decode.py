@@ -24,8 +24,8 @@ from blockstride.kernels.cpu.native import (
     float_of,
     i32_at,
     inlined,
+    is_padding,
     num_tasks,
-    report,
     shifted,
     stack_f32,
     transpose_16,
@@ -37,6 +37,8 @@ from blockstride.kernels.cpu.widen import KINDS, itemsize_of, widen
 
 SPAN = 512
 MAX_ROWS = 16
+# side of the squares that are transposed at once
+SQUARE = 16
 MAX_HEAD_SIZE = 1024
 QUERY_FLOATS = MAX_ROWS * MAX_HEAD_SIZE
 ROW_FLOATS = MAX_ROWS * LANES
@@ -46,28 +48,30 @@ RUNNING = 2
 
 
 @inlined
-def _gather_tile(
-    tile, readable, cache, blocks, first, begin, count, block_size, num_blocks, width,
-    stride_block, stride_token, stride_content, kind,
-):  # fmt: skip
-    """Bring a piece of each key or value of a tile onto the stack; the null block gives zeros."""
-    size = itemsize_of(kind)
+def _gather_tile(tile, readable, side, i, width, blocks, first, begin, count, paging):
+    """Bring a piece of each key or value of a tile onto the stack; a padding block gives zeros."""
+    cache, stride_block, stride_token, stride_content, kind = side
+    address, num_blocks, block_size = paging
     for t in range(begin, count):
         position = first + t
         block = int(blocks[position // block_size])
         row = shifted(tile, t * LANES)
-        if 0 < block < num_blocks:
-            readable[t] = ONE
-            place = block * stride_block + position % block_size * stride_token
-            widen(row, cache + size * place, width, stride_content, kind)
+        padding = is_padding(address, block, num_blocks)
+        readable[t] = ZERO if padding else ONE
+        if not padding:
+            place = block * stride_block + position % block_size * stride_token + i * stride_content
+            widen(row, cache + itemsize_of(kind) * place, width, stride_content, kind)
         else:
-            readable[t] = ZERO
             fill(row, ZERO)
 
 
 @inlined
-def _score(scores, queries, across, num_rows, width):
-    """Add the products of a piece of 64 keys, keys innermost, with that of every query row."""
+def _score(scores, queries, tile, across, num_rows, width):
+    """Add the products of a piece of 64 keys with that of every query row."""
+    for key in range(0, LANES, SQUARE):
+        for d in range(0, LANES, SQUARE):
+            corner = shifted(across, d * LANES + key)
+            transpose_16(corner, LANES, shifted(tile, key * LANES + d), LANES)
     for row in range(num_rows):
         query, total = shifted(queries, row * MAX_HEAD_SIZE), shifted(scores, row * LANES)
         for d in range(width):
@@ -133,6 +137,35 @@ def _merge(out, lanes, spans, row_floats, num_spans, value_size, sink, v_scale):
     return largest + np.float32(math.log(total))
 
 
+@inlined
+def _spans_of(seq_len, query_len, window):
+    """The first key that a sequence sees, the span in which it lies, and how many spans follow."""
+    first_key = max(0, seq_len - query_len - window + 1)
+    first_span = first_key // SPAN
+    return first_key, first_span, max(1, (seq_len + SPAN - 1) // SPAN - first_span)
+
+
+@inlined
+def _load_row(query, source, scale, head_size, output, row_floats):
+    """Scale a query row onto the stack, and begin its running softmax."""
+    for i in range(0, head_size, LANES):
+        piece = shifted(query, i)
+        load(piece, shifted(source, i), min(LANES, head_size - i))
+        for lane in range(LANES):
+            piece[lane] *= scale
+    for i in range(row_floats):
+        output[i] = ZERO
+    output[row_floats - RUNNING] = -INFINITY
+
+
+@inlined
+def _hide_keys(weights, readable, first_seen, last_seen, soft_cap):
+    """Take out of a row's softmax the keys that it may not see and those that are not there."""
+    hide(weights, first_seen, last_seen, soft_cap)
+    for lane in range(LANES):
+        weights[lane] = weights[lane] if readable[lane] > ZERO else -INFINITY
+
+
 @Program
 def _attend(address):
     (
@@ -144,8 +177,9 @@ def _attend(address):
         stride_value_block, stride_value_head, stride_value_token, stride_value_content,
         stride_out_token, stride_out_head,
     ) = arguments(address, 38)  # fmt: skip
-    queries, lanes, readable = stack_f32(QUERY_FLOATS), stack_f32(LANES), stack_f32(LANES)
-    tile, across, scores = stack_f32(TILE_FLOATS), stack_f32(TILE_FLOATS), stack_f32(ROW_FLOATS)
+    queries, scores = stack_f32(QUERY_FLOATS), stack_f32(ROW_FLOATS)
+    tile, across = stack_f32(TILE_FLOATS), stack_f32(TILE_FLOATS)
+    lanes, readable = stack_f32(LANES), stack_f32(LANES)
     group = num_heads // num_kv_heads
     row_floats = (value_size + LANES - 1) // LANES * LANES + RUNNING
     distance = row_floats * max_spans
@@ -158,74 +192,57 @@ def _attend(address):
         query_len = int(i32_at(query_start_loc)[sequence + 1]) - start
         seq_len = int(i32_at(seq_lens)[sequence])
         num_rows = query_len * group
-        first_key = max(0, seq_len - query_len - window + 1)
-        first_span = first_key // SPAN
-        num_spans = max(1, (seq_len + SPAN - 1) // SPAN - first_span)
+        first_key, first_span, num_spans = _spans_of(seq_len, query_len, window)
         if num_rows == 0 or num_rows > max_rows or not 0 <= span - first_span < num_spans:
             continue
-        first_key = max(first_key, span * SPAN)
-        end = min((span + 1) * SPAN, seq_len)
+        first_key, end = max(first_key, span * SPAN), min((span + 1) * SPAN, seq_len)
+        blocks = i32_at(block_table + 4 * sequence * stride_block_table)
+        paging = (address, num_blocks, block_size)
+        keys = (
+            key_cache + itemsize_of(key_kind) * kv_head * stride_key_head,
+            stride_key_block, stride_key_token, stride_key_content, key_kind,
+        )  # fmt: skip
+        values = (
+            value_cache + itemsize_of(value_kind) * kv_head * stride_value_head,
+            stride_value_block, stride_value_token, stride_value_content, value_kind,
+        )  # fmt: skip
         outputs = f32_at(partial + 4 * (pair * max_rows * max_spans + span) * row_floats)
         for row in range(num_rows):
             token, head = start + row // group, kv_head * group + row % group
             source = f32_at(query + 4 * (token * stride_query_token + head * stride_query_head))
-            for i in range(0, head_size, LANES):
-                target = shifted(queries, row * MAX_HEAD_SIZE + i)
-                load(target, shifted(source, i), min(LANES, head_size - i))
-                for lane in range(LANES):
-                    target[lane] *= float_of(scale)
-            for i in range(row_floats):
-                outputs[row * distance + i] = ZERO
-            outputs[row * distance + row_floats - RUNNING] = -INFINITY
-        blocks = i32_at(block_table + 4 * sequence * stride_block_table)
-        keys = key_cache + itemsize_of(key_kind) * kv_head * stride_key_head
-        values = value_cache + itemsize_of(value_kind) * kv_head * stride_value_head
+            target, output = shifted(queries, row * MAX_HEAD_SIZE), shifted(outputs, row * distance)
+            _load_row(target, source, float_of(scale), head_size, output, row_floats)
         for first in range(first_key // LANES * LANES, end, LANES):
             begin, count = max(0, first_key - first), min(LANES, end - first)
             for i in range(num_rows * LANES):
                 scores[i] = ZERO
             for i in range(0, head_size, LANES):
                 width = min(LANES, head_size - i)
-                _gather_tile(
-                    tile, readable, keys + itemsize_of(key_kind) * i * stride_key_content, blocks,
-                    first, begin, count, block_size, num_blocks, width,
-                    stride_key_block, stride_key_token, stride_key_content, key_kind,
-                )  # fmt: skip
-                for row in range(0, LANES, 16):
-                    for column in range(0, LANES, 16):
-                        corner = shifted(across, column * LANES + row)
-                        transpose_16(corner, LANES, shifted(tile, row * LANES + column), LANES)
-                _score(scores, shifted(queries, i), across, num_rows, width)
+                _gather_tile(tile, readable, keys, i, width, blocks, first, begin, count, paging)
+                _score(scores, shifted(queries, i), tile, across, num_rows, width)
             for row in range(num_rows):
                 last = seq_len - query_len + row // group - first
+                first_seen, last_seen = max(begin, last - window + 1), min(count - 1, last)
                 weights, output = shifted(scores, row * LANES), shifted(outputs, row * distance)
-                earliest = max(begin, last - window + 1)
-                hide(weights, earliest, min(count - 1, last), float_of(soft_cap))
-                for lane in range(LANES):
-                    weights[lane] = weights[lane] if readable[lane] > ZERO else -INFINITY
+                _hide_keys(weights, readable, first_seen, last_seen, float_of(soft_cap))
                 _add_tile(weights, output, shifted(output, row_floats - RUNNING), value_size)
             for i in range(0, value_size, LANES):
                 width = min(LANES, value_size - i)
-                _gather_tile(
-                    tile, readable, values + itemsize_of(value_kind) * i * stride_value_content, blocks,
-                    first, begin, count, block_size, num_blocks, width,
-                    stride_value_block, stride_value_token, stride_value_content, value_kind,
-                )  # fmt: skip
+                _gather_tile(tile, readable, values, i, width, blocks, first, begin, count, paging)
                 _weigh(shifted(outputs, i), distance, scores, tile, begin, count, num_rows)
-        if arrive(arrivals + 8 * pair) != num_spans - 1:
+        if arrive(arrivals + 8 * pair) < num_spans - 1:
             continue
         for row in range(num_rows):
             token, head = start + row // group, kv_head * group + row % group
-            spans = f32_at(
-                partial + 4 * ((pair * max_rows + row) * max_spans + first_span) * row_floats
-            )
-            target = f32_at(out + 4 * (token * stride_out_token + head * stride_out_head))
             sink = f32_at(sinks)[head] if sinks != 0 else -INFINITY
-            denominator = _merge(
+            spans = f32_at(partial + 4 * (pair * max_rows + row) * distance)
+            spans = shifted(spans, first_span * row_floats)
+            target = f32_at(out + 4 * (token * stride_out_token + head * stride_out_head))
+            total = _merge(
                 target, lanes, spans, row_floats, num_spans, value_size, sink, float_of(v_scale)
             )
             if lse != 0:
-                f32_at(lse)[token * num_heads + head] = denominator
+                f32_at(lse)[token * num_heads + head] = total
 
 
 def attend_rows(

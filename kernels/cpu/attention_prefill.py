@@ -31,8 +31,8 @@ from blockstride.kernels.cpu.tensors import address_of
 from blockstride.kernels.cpu.vector_math import exp
 from blockstride.kernels.cpu.widen import KINDS, itemsize_of, widen
 
-# scores of a tile: 4 MiB, which stay in the processor's cache between the two products
-TILE_SCORES = 1 << 20
+# scores of a tile: 8 MiB, which stay in the processor's cache between the two products
+TILE_SCORES = 1 << 21
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 256
 TOKENS_PER_TASK = 64
 # rows of scores that make one more thread worth starting
@@ -95,15 +95,15 @@ def _softmax(row, lanes, sums, num_columns, first, last, hidden, sink, soft_cap)
 @Program
 def _weigh(address):
     (
-        scores, hidden, sinks, inverse, lse, num_tokens, num_columns, first_key, first_position,
-        window, soft_cap, stride_lse_token, v_scale,
-    ) = arguments(address, 13)  # fmt: skip
+        scores, hidden, sinks, inverse, lse, num_heads, num_tokens, num_columns, position, window,
+        soft_cap, v_scale,
+    ) = arguments(address, 12)  # fmt: skip
     lanes, sums = stack_f32(LANES), stack_f32(LANES)
     task = claim(address)
     while task < num_tasks(address):
-        head, token, row = task // num_tokens, task % num_tokens, task
+        row, head, token = task, task // num_tokens, task % num_tokens
         task = claim(address)
-        last = first_position + token - first_key
+        last = position + token
         sink = f32_at(sinks)[head] if sinks != 0 else -INFINITY
         largest, total = _softmax(
             f32_at(scores + 4 * row * num_columns), lanes, sums, num_columns,
@@ -112,7 +112,7 @@ def _weigh(address):
         f32_at(inverse)[row] = float_of(v_scale) / total if total > ZERO else ZERO
         if lse != 0:
             logarithm = np.float32(math.log(total)) + largest if total > ZERO else -INFINITY
-            f32_at(lse)[token * stride_lse_token + head] = logarithm
+            f32_at(lse)[token * num_heads + head] = logarithm
 
 
 def attend_prompt(
@@ -137,39 +137,52 @@ def attend_prompt(
         result: Where the output goes, float32.
         lse: Where the logarithms of the denominators go, if they are wanted.
     """
-    num_tokens, num_heads, head_size = query.shape
-    num_kv_heads, value_size = value_cache.shape[1], value_cache.shape[3]
+    num_tokens, num_heads, _ = query.shape
     window = seq_len + 1 if softmax.window is None else softmax.window
     context = seq_len - num_tokens
     first_key = max(0, context - window + 1)
+    num_keys = seq_len - first_key
     hidden = _hidden(blocks, key_cache, first_key, seq_len)
     keys = _dense(key_cache, blocks, first_key, seq_len)
     values = _dense(value_cache, blocks, first_key, seq_len)
-    tile = TILE_SCORES // (num_heads * max(1, seq_len - first_key)) // MIN_TILE_TOKENS
-    tile = min(max(1, tile) * MIN_TILE_TOKENS, MAX_TILE_TOKENS, num_tokens)
-    buffer = torch.empty(num_heads * tile * max(0, seq_len - first_key))
-    inverse = torch.empty(num_heads * tile)
+    tile = TILE_SCORES // (num_heads * max(1, num_keys)) // MIN_TILE_TOKENS * MIN_TILE_TOKENS
+    tile = min(max(tile, MIN_TILE_TOKENS), MAX_TILE_TOKENS, num_tokens)
+    buffer, inverse = torch.empty(num_heads * tile * num_keys), torch.empty(num_heads * tile)
     for start in range(0, num_tokens, tile):
         stop = min(start + tile, num_tokens)
-        low = max(0, context + start - window + 1) - first_key
+        low = max(0, context + start - window + 1 - first_key)
         high = max(low, context + stop - first_key)
-        rows, columns = stop - start, high - low
-        shape = (rows, num_kv_heads, num_heads // num_kv_heads)
-        queries = query[start:stop].view(*shape, head_size).permute(1, 2, 0, 3)
-        queries = (queries * softmax.scale).reshape(num_kv_heads, -1, head_size)
-        scores = buffer[: num_heads * rows * columns].view(num_kv_heads, -1, columns)
-        torch.bmm(queries, keys[:, low:high].transpose(1, 2), out=scores)
+        scores = _products(query[start:stop], keys[:, low:high], softmax.scale, buffer)
         _weigh(
-            num_heads * rows, GRAIN, scores.data_ptr(),
-            0 if hidden is None else hidden.data_ptr() + 4 * low,
+            num_heads * (stop - start), GRAIN,
+            scores.data_ptr(), 0 if hidden is None else hidden.data_ptr() + 4 * low,
             address_of(softmax.sinks), inverse.data_ptr(),
-            0 if lse is None else lse[start:stop].data_ptr(), rows, columns, first_key + low,
-            context + start, window, float_bits(softmax.soft_cap or 0.0), num_heads, float_bits(softmax.v_scale),
+            0 if lse is None else lse[start:stop].data_ptr(), num_heads, stop - start, high - low,
+            context + start - first_key - low, window, float_bits(softmax.soft_cap or 0.0),
+            float_bits(softmax.v_scale),
         )  # fmt: skip
-        summed = torch.bmm(scores, values[:, low:high]).view(*shape[1:], rows, value_size)
-        factor = inverse[: num_heads * rows].view(*shape[1:], rows, 1)
-        target = result[start:stop].view(*shape, value_size).permute(1, 2, 0, 3)
-        torch.mul(summed, factor, out=target)
+        _sum_values(scores, values[:, low:high], inverse, result[start:stop])
+
+
+def _products(query: Tensor, keys: Tensor, scale: float, buffer: Tensor) -> Tensor:
+    """Scores of a tile in `buffer`, `[num_kv_heads, group * num_tokens, num_keys]`."""
+    num_tokens, num_heads, head_size = query.shape
+    num_kv_heads, num_keys, _ = keys.shape
+    by_head = query.view(num_tokens, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
+    rows = (by_head * scale).reshape(num_kv_heads, -1, head_size)
+    scores = buffer[: num_heads * num_tokens * num_keys].view(*rows.shape[:2], num_keys)
+    return torch.bmm(rows, keys.transpose(1, 2), out=scores)
+
+
+def _sum_values(weights: Tensor, values: Tensor, inverse: Tensor, result: Tensor) -> None:
+    """Write the output of a tile: the weighed sums of the values, each divided by its total."""
+    num_tokens, num_heads, value_size = result.shape
+    num_kv_heads = len(values)
+    shape = (num_kv_heads, num_heads // num_kv_heads, num_tokens)
+    summed = torch.bmm(weights, values).view(*shape, value_size)
+    factor = inverse[: num_heads * num_tokens].view(*shape, 1)
+    by_head = result.view(num_tokens, *shape[:2], value_size).permute(1, 2, 0, 3)
+    torch.mul(summed, factor, out=by_head)
 
 
 def _dense(cache: Tensor, blocks: Tensor, first_key: int, seq_len: int) -> Tensor:

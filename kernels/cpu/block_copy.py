@@ -12,7 +12,14 @@ from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.moves import move_row
-from blockstride.kernels.cpu.native import Program, arguments, claim, i32_at, num_tasks, report
+from blockstride.kernels.cpu.native import (
+    Program,
+    arguments,
+    claim,
+    i32_at,
+    is_padding,
+    num_tasks,
+)
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 # bytes that make one more thread worth starting
@@ -22,33 +29,31 @@ GRAIN_BYTES = 1 << 16
 @Program
 def _copy(address):
     (
-        source, destination, source_blocks, destination_blocks, num_pieces, piece_tokens, num_heads,
-        content, itemsize, source_limit, source_block_size, destination_limit, block_size,
+        source, destination, source_blocks, destination_blocks,
+        num_pieces, piece_tokens, piece_rows, num_heads, content, itemsize,
+        source_limit, source_block_size, limit, block_size,
         stride_source_layer, stride_source_block, stride_source_head, stride_source_token,
-        stride_source_content, stride_layer, stride_block, stride_head, stride_token, stride_content,
-    ) = arguments(address, 23)  # fmt: skip
+        stride_source_content,
+        stride_layer, stride_block, stride_head, stride_token, stride_content,
+    ) = arguments(address, 24)  # fmt: skip
     task = claim(address)
     while task < num_tasks(address):
         layer, token = task // num_pieces, task % num_pieces * piece_tokens
         task = claim(address)
         read = int(i32_at(source_blocks)[token // source_block_size])
         written = int(i32_at(destination_blocks)[token // block_size])
-        if read >= source_limit or written >= destination_limit:
-            report(address, max(read - source_limit, written - destination_limit) + 1)
+        # both are asked, so that either fault is found
+        if is_padding(address, read, source_limit) | is_padding(address, written, limit):
             continue
-        if read <= 0 or written <= 0:
-            continue
-        offset = token % source_block_size * stride_source_token
-        first = source + itemsize * (
-            layer * stride_source_layer + read * stride_source_block + offset
-        )
-        offset = token % block_size * stride_token
-        target = destination + itemsize * (layer * stride_layer + written * stride_block + offset)
+        first = layer * stride_source_layer + read * stride_source_block
+        first += token % source_block_size * stride_source_token
+        target = layer * stride_layer + written * stride_block + token % block_size * stride_token
         for head in range(num_heads):
-            for i in range(piece_tokens):
+            for i in range(piece_rows):
+                place = first + head * stride_source_head + i * stride_source_token
                 move_row(
-                    target + itemsize * (head * stride_head + i * stride_token),
-                    first + itemsize * (head * stride_source_head + i * stride_source_token),
+                    destination + itemsize * (target + head * stride_head + i * stride_token),
+                    source + itemsize * place,
                     content, stride_content, stride_source_content, itemsize,
                 )  # fmt: skip
 
@@ -81,11 +86,14 @@ def _run(
     piece_tokens = gcd(source_block_size, block_size)
     num_pieces = len(source_blocks) * source_block_size // max(1, piece_tokens)
     piece_bytes = piece_tokens * num_heads * content * source.itemsize
+    piece_rows = piece_tokens
+    if source.stride()[3:] == destination.stride()[3:] == (content, 1):
+        piece_rows, content = 1, piece_tokens * content
     fault = _copy(
         num_layers * num_pieces, max(1, GRAIN_BYTES // max(1, piece_bytes)),
         source.data_ptr(), destination.data_ptr(), source_blocks.data_ptr(),
-        destination_blocks.data_ptr(), num_pieces, piece_tokens, num_heads, content,
-        source.itemsize, source_limit, source_block_size, limit, block_size,
+        destination_blocks.data_ptr(), num_pieces, piece_tokens, piece_rows, num_heads,
+        content, source.itemsize, source_limit, source_block_size, limit, block_size,
         *source.stride(), *destination.stride(),
     )  # fmt: skip
     if fault:

@@ -1,7 +1,7 @@
 """Causal convolution and its decode step for CPUs.
 
-A task is 64 channels of one sequence. It keeps the last `width` inputs of each on the stack, as a ring
-in which input `t` has place `t % width`; the inputs before the first token come from the state, and
+A task is 64 channels of one sequence. It keeps their last `width` inputs on the stack, as a ring in
+which input `t` has place `t % width`; the inputs before the first token come from the state, and
 the last ones go there.
 """
 
@@ -18,8 +18,8 @@ from blockstride.kernels.cpu.native import (
     f32_at,
     i32_at,
     inlined,
+    is_padding,
     num_tasks,
-    report,
     shifted,
     stack_f32,
     u8_at,
@@ -84,16 +84,13 @@ def _convolution(address):
             source += 4 * start * stride_x_token
             target += 4 * start * stride_out_token
         block = int(i32_at(state_indices)[sequence])
-        if block <= 0 or block >= num_blocks:
-            if block > 0:
-                report(address, block)
+        if is_padding(address, block, num_blocks):
             zero_rows(target, stride_out_token, length, lanes)
             continue
         if length == 0:
             continue
-        page = f32_at(
-            conv_state + 4 * (block * stride_state_block + channel * stride_state_channel)
-        )
+        place = block * stride_state_block + channel * stride_state_channel
+        page = f32_at(conv_state + 4 * place)
         # input -width is never used, so that input t stands at t % width from 1 - width on
         if has_initial_state == 0 or u8_at(has_initial_state)[sequence] != 0:
             first = shifted(ring, LANES)

@@ -1,11 +1,11 @@
-"""Mixture of experts for CPUs: tokens sorted by expert, then two BLAS products an expert."""
+"""Mixture of experts for CPUs: tokens sorted by expert, then two products an expert."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.silu_and_mul import silu_and_mul
+from blockstride.kernels.linear import linear
 
 
 def expert_mlp(
@@ -29,7 +29,7 @@ def expert_mlp(
         stop = start + count
         if count > 0:
             inner = silu_and_mul(linear(rows[start:stop], gate_up[expert]), out=None)
-            torch.mm(inner, down[expert].T, out=outputs[start:stop])
+            outputs[start:stop] = linear(inner, down[expert])
         start = stop
     weights = expert_weights.reshape(-1)[order].float()
     out.index_add_(0, tokens, outputs.float() * weights[:, None])

@@ -15,8 +15,8 @@ from blockstride.kernels.cpu.native import (
     claim,
     i64_at,
     inlined,
+    is_padding,
     num_tasks,
-    report,
 )
 
 TOKENS_PER_TASK = 32
@@ -53,9 +53,7 @@ def _update(address):
         for token in range(first, min(first + TOKENS_PER_TASK, num_tokens)):
             slot = i64_at(slot_mapping)[token]
             block, offset = slot // block_size, slot % block_size
-            if block <= 0 or block >= num_blocks:
-                if block > 0:
-                    report(address, slot)
+            if is_padding(address, block, num_blocks):
                 continue
             _store(
                 key, key_cache, token, block, offset, num_kv_heads, key_size, key_bytes,
@@ -91,7 +89,8 @@ def kv_cache_update(
         *value.stride(), *value_cache.stride(),
     )  # fmt: skip
     if fault:
-        expect(False, "slot_mapping", f"slots below {num_blocks * block_size}", fault)
+        got = f"one in block {fault}"
+        expect(False, "slot_mapping", f"slots below {num_blocks * block_size}", got)
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

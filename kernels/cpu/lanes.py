@@ -9,9 +9,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from blockstride.kernels.cpu.native import f32_at, inlined
+from blockstride.kernels.cpu.native import f32_at, inlined, primitive
 
 LANES = 64
 ZERO = np.float32(0)
@@ -37,7 +36,7 @@ def _row_at(builder, pointer):
     return builder.bitcast(pointer, ROW.as_pointer())
 
 
-@intrinsic
+@primitive
 def _copy_row(typing_context, target, source):
     """Copy a whole row, wherever the two are: a loop would be unrolled and stay scalar."""
 
@@ -49,7 +48,7 @@ def _copy_row(typing_context, target, source):
     return types.void(target, source), generate
 
 
-@intrinsic
+@primitive
 def _load_first(typing_context, target, source, width):
     """Read `width` floats, and zeros after them."""
 
@@ -67,7 +66,7 @@ def _load_first(typing_context, target, source, width):
     return types.void(target, source, types.int64), generate
 
 
-@intrinsic
+@primitive
 def _store_first(typing_context, target, source, width):
     """Write `width` floats."""
 
@@ -84,7 +83,7 @@ def _store_first(typing_context, target, source, width):
     return types.void(target, source, types.int64), generate
 
 
-@intrinsic
+@primitive
 def sum_lanes(typing_context, row):
     """The sum of a row, by halves."""
 
@@ -97,7 +96,7 @@ def sum_lanes(typing_context, row):
     return types.float32(row), generate
 
 
-@intrinsic
+@primitive
 def max_lanes(typing_context, row):
     """The largest of a row; NaN is passed over."""
 

@@ -1,8 +1,8 @@
 """A product of a few rows with a matrix for CPUs, bound by one reading of the matrix.
 
-A task is some rows of the matrix. It takes them four at a time, so that their 4 x dim floats stay in
-the first-level cache while all rows of `x` pass, four at a time too: 16 sums of 16 lanes each fill
-the vector registers, and eight loads feed sixteen fused multiply-adds.
+A task is some rows of the matrix. It takes them four at a time, so that their 4 x dim floats stay
+in the first-level cache while all rows of `x` pass, four at a time too: 16 sums of 16 lanes each
+fill the vector registers, and eight loads feed sixteen fused multiply-adds.
 """
 
 import torch

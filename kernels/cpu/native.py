@@ -1,9 +1,10 @@
 """Compiled loops over raw addresses, run by torch's own OpenMP threads.
 
-A program is one thread's share of an operation: a Python function that numba compiles to a C function
-of one address. There it finds its arguments, and a counter from which it claims task after task, so
-threads that are slowed down by other work get fewer. It sees tensors as addresses and strides, as a
-Triton kernel does; hence it exists once whatever the layouts are, and a call costs microseconds.
+A program is one thread's share of an operation: a Python function that numba compiles to a C
+function of one address. There it finds its arguments, and a counter from which it claims task after
+task, so that threads that other work slows down get fewer. It sees tensors as addresses and
+strides, as a Triton kernel does; hence it exists once whatever the layouts are, and a call costs
+microseconds.
 
 The threads are the ones that torch keeps for its own operations. A second pool, such as numba's,
 would compete with them for the cores while they spin.
@@ -17,6 +18,7 @@ import struct
 import types as python_types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from llvmlite import ir
@@ -94,9 +96,14 @@ class Program:
         return block[2]
 
 
-def inlined(function: Callable) -> Callable:
+def inlined(function: Callable) -> Callable[..., Any]:
     """Compile a helper into the programs that call it."""
     return njit(inspect.unwrap(function), error_model="numpy", forceinline=True)
+
+
+def primitive(function: Callable) -> Callable[..., Any]:
+    """Make a helper of what `function` says of it in LLVM's language, literal arguments included."""
+    return intrinsic(prefer_literal=True)(function)
 
 
 def float_bits(value: float) -> int:
@@ -104,7 +111,7 @@ def float_bits(value: float) -> int:
     return struct.unpack("=q", struct.pack("=d", value))[0]
 
 
-@intrinsic(prefer_literal=True)
+@primitive
 def arguments(typing_context, address, count):
     """The `count` arguments of a program as a tuple of integers."""
     returned = types.UniTuple(types.int64, count.literal_value)
@@ -118,7 +125,7 @@ def arguments(typing_context, address, count):
     return returned(types.int64, count), generate
 
 
-@intrinsic
+@primitive
 def claim(typing_context, address):
     """The next task of a program; one past the last (or more) when none is left."""
 
@@ -129,7 +136,7 @@ def claim(typing_context, address):
     return types.int64(types.int64), generate
 
 
-@intrinsic
+@primitive
 def arrive(typing_context, address):
     """Count an arrival at a counter, and tell how many came before.
 
@@ -143,10 +150,10 @@ def arrive(typing_context, address):
     return types.int64(types.int64), generate
 
 
-def _pointer(element: types.Type) -> Callable:
+def _pointer(element: types.Type) -> Callable[..., Any]:
     """An intrinsic that makes an address indexable."""
 
-    @intrinsic
+    @primitive
     def pointer(typing_context, address):
         def generate(context, builder, signature, values):
             return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
@@ -176,7 +183,15 @@ def report(address, fault):
     i64_at(address)[2] = fault
 
 
-@intrinsic(prefer_literal=True)
+@inlined
+def is_padding(address, block, num_blocks):
+    """Whether a block is none to read or write; an id past the pool is a fault."""
+    if block >= num_blocks:
+        report(address, block)
+    return block <= 0 or block >= num_blocks
+
+
+@primitive
 def stack_f32(typing_context, count):
     """An uninitialised array on the stack, which the compiler knows to alias nothing else."""
 
@@ -189,7 +204,7 @@ def stack_f32(typing_context, count):
     return types.CPointer(types.float32)(count), generate
 
 
-@intrinsic
+@primitive
 def float_of(typing_context, bits):
     """The inverse of `float_bits`, rounded to float32."""
 
@@ -199,7 +214,7 @@ def float_of(typing_context, bits):
     return types.float32(types.int64), generate
 
 
-@intrinsic
+@primitive
 def shifted(typing_context, pointer, count):
     """The pointer to the element `count` places further on."""
 
@@ -209,7 +224,7 @@ def shifted(typing_context, pointer, count):
     return pointer(pointer, types.int64), generate
 
 
-@intrinsic
+@primitive
 def transpose_16(typing_context, target, target_stride, source, source_stride):
     """Copy a square of 16 by 16 floats, rows becoming columns; strides are between rows."""
 

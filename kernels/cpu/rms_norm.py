@@ -7,7 +7,6 @@ errors grow with the logarithm of the width.
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from blockstride.kernels.cpu.lanes import LANES, ZERO, load, store, sum_lanes

@@ -19,8 +19,8 @@ from blockstride.kernels.cpu.native import (
     f32_at,
     i32_at,
     inlined,
+    is_padding,
     num_tasks,
-    report,
     shifted,
     stack_f32,
     transpose_16,
@@ -125,15 +125,14 @@ def _scan(address):
             start = int(i32_at(query_start_loc)[sequence])
             end = int(i32_at(query_start_loc)[sequence + 1])
         block = int(i32_at(state_indices)[sequence])
-        if block <= 0 or block >= num_blocks:
-            if block > 0:
-                report(address, block)
+        if is_padding(address, block, num_blocks):
             zero_rows(out + 4 * (start * stride_out + channel), stride_out, end - start, width)
             continue
         if start == end:
             continue
         _gather(decay, f32_at(A + 4 * channel * stride_A), width, d_state, stride_A, 1)
-        page = f32_at(ssm_state + 4 * (block * stride_state_block + channel * stride_state_channel))
+        place = block * stride_state_block + channel * stride_state_channel
+        page = f32_at(ssm_state + 4 * place)
         if has_initial_state == 0 or u8_at(has_initial_state)[sequence] != 0:
             _gather(state, page, width, d_state, stride_state_channel, stride_state_state)
         else:
@@ -191,10 +190,8 @@ def selective_scan(
         gate, stride_z = z.data_ptr(), z.stride()[0]
     starts = initial = 0
     if query_start_loc is not None and has_initial_state is not None:
-        query_start_loc, has_initial_state = (
-            query_start_loc.contiguous(),
-            has_initial_state.contiguous(),
-        )
+        query_start_loc = query_start_loc.contiguous()
+        has_initial_state = has_initial_state.contiguous()
         starts, initial = query_start_loc.data_ptr(), has_initial_state.data_ptr()
     state_indices = state_indices.contiguous()
     dim, d_state = A.shape

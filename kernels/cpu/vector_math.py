@@ -7,9 +7,8 @@ polynomials without branches. NaN stays NaN.
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from blockstride.kernels.cpu.native import inlined
+from blockstride.kernels.cpu.native import inlined, primitive
 
 FLOAT, INT32 = ir.FloatType(), ir.IntType(32)
 
@@ -36,7 +35,7 @@ T0, T1, T2, T3, T4 = (
 TANH_SMALL = np.float32(0.6)
 
 
-@intrinsic
+@primitive
 def fma(typing_context, a, b, c):
     """`a * b + c`, rounded once."""
 
@@ -47,7 +46,7 @@ def fma(typing_context, a, b, c):
     return f32(f32, f32, f32), generate
 
 
-@intrinsic
+@primitive
 def scale_by_power(typing_context, value, rounded):
     """`value * 2 ** n`, where `rounded` is `n + ROUND`."""
 

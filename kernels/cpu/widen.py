@@ -3,10 +3,9 @@
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from blockstride.kernels.cpu.lanes import LANES, ZERO, fill, load
-from blockstride.kernels.cpu.native import f32_at, inlined, shifted
+from blockstride.kernels.cpu.native import f32_at, inlined, primitive, shifted
 
 FLOAT, HALF, INT = ir.FloatType(), ir.HalfType(), ir.IntType
 F32, BF16, F16, F8, I8 = range(5)
@@ -62,7 +61,7 @@ def _widening(convert, bits: int, count: int):
     """An intrinsic that reads `count` elements at an address and writes floats."""
     vector = _Vector(count)
 
-    @intrinsic
+    @primitive
     def widening(typing_context, target, address):
         def generate(context, builder, signature, values):
             source = builder.inttoptr(values[1], vector(INT(bits)).as_pointer())
