@@ -163,6 +163,8 @@ class LLM:
         streams: dict[int, TextStream] = {}
         try:
             for prompt, param in zip(prompts, params, strict=True):
+                # a tokenizer may make a start token of it
+                expect(bool(prompt), "prompt", "some text", "an empty prompt")
                 request = self.engine.add_request(self.tokenizer.encode(prompt).ids, param)
                 streams[request.request_id] = TextStream(request, self.tokenizer)
         except ValueError:

@@ -149,7 +149,7 @@ def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(referenc
 
 
 def test_an_empty_prompt_is_refused(reference):
-    with pytest.raises(ValueError, match="prompt: expected at least one token"):
+    with pytest.raises(ValueError, match="prompt: expected some text, got an empty prompt"):
         LLM(reference.path).generate([""])
 
 
