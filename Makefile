@@ -1,46 +1,48 @@
 # Every target sets up what it needs in .venv, from pyproject.toml and requirements.lock.
 
 PYTHON ?= python3
-MODEL = $(firstword $(wildcard models/checkpoints/*))
+MODEL = models/checkpoints/jamba-kjv
 PROMPT = In the beginning
-MAX_TOKENS = 200
+SAMPLING = --max-tokens 200 --temperature 0.7 --top-p 0.9 --seed 1
 
 BIN := .venv/bin
 READY := .venv/ready
 NOTEBOOKS := $(wildcard bench/notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench prove clean
+.PHONY: help demo test lint bench prove clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 8
 
+# threads that spin while they wait take the cores from those that work, wherever others run too
+demo test: export OMP_WAIT_POLICY = passive
 demo: export DEMO_PROMPT = $(PROMPT)
 demo: $(READY)  ## generate text with the trained hybrid model of this repository
-	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" --max-tokens $(MAX_TOKENS) --stats
+	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" $(SAMPLING) --stats
 
-# two threads everywhere, so that a laptop and a server run the same tests
+# two threads everywhere, so that a laptop and a server run the same tests; Triton decides as it is
+# imported whether kernels are interpreted, hence a run of their own
 test: export OMP_NUM_THREADS = 2
-test: export NUMBA_NUM_THREADS = 2
-test: lint types  ## lint, types, tests, notebooks, and each benchmark once
+test: lint  ## lint, tests, kernels in Triton's interpreter, each benchmark once, notebooks
 	$(BIN)/pytest
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/gpu
 	$(BIN)/pytest bench --benchmark-disable
 	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake $(NOTEBOOKS))
 
-lint: $(READY)  ## ruff: rules and format
+lint: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+lint: $(READY)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
-types: $(READY)  ## pyright
 	$(BIN)/pyright
 
 # shape checks would be timed as well
 bench: $(READY)  ## run every benchmark and print its table
 	$(BIN)/pytest bench --jaxtyping-packages=
 
-prove: $(READY)  ## search for a counterexample to each property, at length
+prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove
+	$(BIN)/python -m tests.transfer.prove
 
 clean:  ## remove all that make made, .venv included
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

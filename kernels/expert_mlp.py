@@ -37,8 +37,7 @@ def expert_mlp(
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
     Mixture-of-Experts Layer", 2; Fedus et al., "Switch Transformers", 2.
     """
-    num_tokens, hidden = x.shape
-    num_experts, _, inner = down.shape
+    num_tokens, (num_experts, hidden, inner) = x.shape[0], down.shape
     top_k, device = expert_ids.shape[1], x.device
     expect_tensor(x, "x", (num_tokens, hidden), FLOATS, device)
     expect_tensor(gate_up, "gate_up", (num_experts, 2 * inner, hidden), (x.dtype,), device)

@@ -1,5 +1,7 @@
 """Attention over a paged cache: whole prompts, chunks, decode steps, and batches of them all."""
 
+from typing import Literal, overload
+
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
@@ -13,6 +15,46 @@ from blockstride.kernels.checks import (
 )
 from blockstride.kernels.dispatch import runs_on_triton
 from blockstride.kernels.kv_cache_update import expect_scale
+
+
+@overload
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def paged_attention(
@@ -63,8 +105,8 @@ def paged_attention(
     Returns:
         The attended values in the dtype of `query` (`out`, if that was given). With `return_lse`
         the pair of them and the natural logarithm of each denominator, sink included, in float32.
-        A query that sees no token gets zeros, and minus infinity without a sink. So does one
-        whose block in `block_table` is an id <= 0: such blocks are not read, their tokens not seen.
+        A query that sees no token gets zeros, and minus infinity without a sink. The tokens of a
+        block whose id is <= 0 are not read and not seen.
 
     Raises:
         ValueError: A shape, a device, the window or the soft-cap does not fit, `query_start_loc`

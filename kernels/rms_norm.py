@@ -1,10 +1,24 @@
 """Root mean square normalisation, with the residual addition before it fused in."""
 
+from typing import overload
+
 from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect_tensor
 from blockstride.kernels.dispatch import runs_on_triton
+
+
+@overload
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, residual: None = None, out: Tensor | None = None
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, residual: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]: ...
 
 
 def rms_norm(

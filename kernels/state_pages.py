@@ -60,11 +60,11 @@ def unpack_state(
         ValueError: A field lies outside the page or off its alignment, or a count does not fit.
         TypeError: A dtype is not accepted.
     """
+    _expect_pages(pages, state_indices, fields)
     dtypes = [field.dtype for field in fields] if dtypes is None else dtypes
     expect(len(dtypes) == len(fields), "dtypes", f"{len(fields)} of them", len(dtypes))
     for dtype in dtypes:
         expect(dtype in FLOATS, "dtypes", " or ".join(map(str, FLOATS)), dtype, TypeError)
-    _expect_pages(pages, state_indices, fields)
     if runs_on_triton(pages):
         from blockstride.kernels.gpu import unpack_state as run
     else:

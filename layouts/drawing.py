@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstride.layouts.memory_order import (
-    PADDING,
     Level,
     Piece,
     levels,
@@ -95,19 +94,22 @@ def _zoom(placement: GroupPlacement) -> RenderableType:
 
 def _strip(level: Level, placement: GroupPlacement) -> str:
     """`| k 256 | v 256 |` of fields, `| head 0 | 1 | ... | 7 |  8 x 4,096` of an axis."""
-    if not level.axis:
-        return "| " + " | ".join(f"{part.label} {part.nbytes:,}" for part in level.parts) + " |"
-    parts = [part for part in level.parts if part.label != PADDING]
-    items = [parts[0].label, *(str(i) for i in range(1, len(parts)))]
-    if level.axis == "block":
+    parts = [f"{part.label} {part.nbytes:,}" for part in level.parts]
+    if level.axis is None:
+        return f"| {' | '.join(parts)} |"
+    name, extent, stride, _ = level.axis
+    shown = range(extent) if extent <= MAX_ITEMS else (0, 1, extent - 1)
+    items = [f"{name} 0", *(f"{i:,}" for i in shown[1:])]
+    if name == "block":
         items[NULL_BLOCK] += " (null)"
-    if level.axis == "layer":
-        used = len(placement.group.layer_names)
-        items[used:] = [f"{i} (none)" for i in range(used, len(parts))]
-    if len(items) > MAX_ITEMS:
-        items = [*items[:2], "...", items[-1]]
-    padding = [f"{p.label} {p.nbytes:,}" for p in level.parts if p.label == PADDING]
-    return f"| {' | '.join(items + padding)} |  {len(parts):,} x {parts[0].nbytes:,}"
+    used = len(placement.group.layer_names)
+    items = [
+        f"{item} (none)" if name == "layer" and i >= used else item
+        for i, item in zip(shown, items, strict=True)
+    ]
+    if len(shown) < extent:
+        items.insert(2, "...")
+    return f"| {' | '.join(items + parts)} |  {extent:,} x {stride:,}"
 
 
 def _reads(placement: GroupPlacement) -> RenderableType:

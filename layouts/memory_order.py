@@ -85,14 +85,21 @@ class Level(NamedTuple):
     Attributes:
         depth: In how many stretches it lies.
         whole: The stretch.
-        axis: Name of the axis that its parts count; "" where they are fields.
-        parts: The stretches that make it up, in memory order and without a gap: padding is one.
+        axis: The axis whose elements make it up, one stride each; None where fields do.
+        parts: The fields in memory order, or nothing before an axis; padding is a part of its own,
+            so that elements and parts fill the stretch without a gap.
     """
 
     depth: int
     whole: Stretch
-    axis: str
+    axis: Dim | None
     parts: tuple[Stretch, ...]
+
+    def element(self, index: int) -> Stretch:
+        """One of the elements of the axis."""
+        assert self.axis is not None, "a level of fields has no elements"
+        label = f"{self.axis.name} {index:,}"
+        return Stretch(label, self.whole.start + index * self.axis.stride, self.axis.stride)
 
 
 def pieces(placement: GroupPlacement) -> list[Piece]:
@@ -183,26 +190,25 @@ def levels(placement: GroupPlacement) -> list[Level]:
 def _levels(whole: Stretch, inside: list[Piece], depth: int) -> Iterator[Level]:
     axis = _common_axis(whole, inside)
     if axis is not None:
-        parts = [
-            Stretch(f"{axis.name} {i}", whole.start + i * axis.stride, axis.stride)
-            for i in range(axis.extent)
-        ]
-        yield Level(depth, whole, axis.name, _tiled(whole, parts))
+        level = Level(depth, whole, axis, _tiled(whole, [], axis.extent * axis.stride))
+        yield level
         index = NULL_BLOCK + 1 if axis.name == "block" else 0
         chosen = [piece.choose(axis.name, index) for piece in inside]
-        yield from _levels(parts[index], chosen, depth + 1)
+        yield from _levels(level.element(index), chosen, depth + 1)
         return
     clusters = _clusters(inside)
     parts = _tiled(whole, [stretch for stretch, _ in clusters])
-    if len(parts) > 1:
-        yield Level(depth, whole, "", parts)
+    # a level of one part says nothing, unless it is the only one
+    is_shown = len(parts) > 1 or depth == 0
+    if is_shown:
+        yield Level(depth, whole, None, parts)
     seen = []
     for stretch, members in clusters:
         shape = [(piece.dims, piece.nbytes) for piece in members]
         # a second field of the same shape would only repeat the first
         if not all(map(_is_leaf, members)) and shape not in seen:
             seen.append(shape)
-            yield from _levels(stretch, members, depth + (len(parts) > 1))
+            yield from _levels(stretch, members, depth + is_shown)
 
 
 def _is_leaf(piece: Piece) -> bool:
@@ -243,9 +249,9 @@ def _clusters(inside: list[Piece]) -> list[tuple[Stretch, list[Piece]]]:
     return found
 
 
-def _tiled(whole: Stretch, parts: list[Stretch]) -> tuple[Stretch, ...]:
-    """The parts with the padding before, between and after them."""
-    tiled, at = [], whole.start
+def _tiled(whole: Stretch, parts: list[Stretch], filled: int = 0) -> tuple[Stretch, ...]:
+    """The parts with the padding before, between and after them, behind what is filled already."""
+    tiled, at = [], whole.start + filled
     for part in [*parts, Stretch("", whole.start + whole.nbytes, 0)]:
         if part.start > at:
             tiled.append(Stretch(PADDING, at, part.start - at))

@@ -174,7 +174,7 @@ class GroupPlacement:
         )
 
     def _start(self, storage: Tensor, slot: int) -> int:
-        """First byte of a slot in the memory that `storage` is (part of), once both are known."""
+        """First byte of a slot in the memory that `storage` is part of; both are checked first."""
         nbytes = self.num_slots * self.num_blocks * self.page_bytes
         expect(storage.dtype == torch.int8, "storage", torch.int8, storage.dtype, TypeError)
         expect(tuple(storage.shape) == (nbytes,), "storage", f"{nbytes} bytes", storage.numel())

@@ -48,7 +48,7 @@ RUNNING = 2
 
 
 @inlined
-def _gather_tile(tile, readable, side, i, width, blocks, first, begin, count, paging):
+def _gather_tile(tile, readable, side, i, size, blocks, first, begin, count, paging):
     """Bring a piece of each key or value of a tile onto the stack; a padding block gives zeros."""
     cache, stride_block, stride_token, stride_content, kind = side
     address, num_blocks, block_size = paging
@@ -60,24 +60,30 @@ def _gather_tile(tile, readable, side, i, width, blocks, first, begin, count, pa
         readable[t] = ZERO if padding else ONE
         if not padding:
             place = block * stride_block + position % block_size * stride_token + i * stride_content
-            widen(row, cache + itemsize_of(kind) * place, width, stride_content, kind)
+            source = cache + itemsize_of(kind) * place
+            widen(row, source, min(LANES, size - i), stride_content, kind)
         else:
             fill(row, ZERO)
 
 
 @inlined
-def _score(scores, queries, tile, across, num_rows, width):
-    """Add the products of a piece of 64 keys with that of every query row."""
+def _score(scores, queries, tile, across, part, num_rows, size):
+    """Add the products of a piece of 64 keys, of `size` elements or 64, with every query row."""
     for key in range(0, LANES, SQUARE):
         for d in range(0, LANES, SQUARE):
             corner = shifted(across, d * LANES + key)
             transpose_16(corner, LANES, shifted(tile, key * LANES + d), LANES)
     for row in range(num_rows):
         query, total = shifted(queries, row * MAX_HEAD_SIZE), shifted(scores, row * LANES)
-        for d in range(width):
-            factor = query[d]
+        # short partial sums keep rounding errors near those of a library's product
+        for begin in range(0, min(LANES, size), SQUARE):
+            fill(part, ZERO)
+            for d in range(begin, min(begin + SQUARE, size)):
+                factor = query[d]
+                for lane in range(LANES):
+                    part[lane] = fma(factor, across[d * LANES + lane], part[lane])
             for lane in range(LANES):
-                total[lane] = fma(factor, across[d * LANES + lane], total[lane])
+                total[lane] += part[lane]
 
 
 @inlined
@@ -178,8 +184,8 @@ def _attend(address):
         stride_out_token, stride_out_head,
     ) = arguments(address, 38)  # fmt: skip
     queries, scores = stack_f32(QUERY_FLOATS), stack_f32(ROW_FLOATS)
-    tile, across = stack_f32(TILE_FLOATS), stack_f32(TILE_FLOATS)
-    lanes, readable = stack_f32(LANES), stack_f32(LANES)
+    tile, across, lanes = stack_f32(TILE_FLOATS), stack_f32(TILE_FLOATS), stack_f32(LANES)
+    readable = stack_f32(LANES)
     group = num_heads // num_kv_heads
     row_floats = (value_size + LANES - 1) // LANES * LANES + RUNNING
     distance = row_floats * max_spans
@@ -217,9 +223,10 @@ def _attend(address):
             for i in range(num_rows * LANES):
                 scores[i] = ZERO
             for i in range(0, head_size, LANES):
-                width = min(LANES, head_size - i)
-                _gather_tile(tile, readable, keys, i, width, blocks, first, begin, count, paging)
-                _score(scores, shifted(queries, i), tile, across, num_rows, width)
+                _gather_tile(
+                    tile, readable, keys, i, head_size, blocks, first, begin, count, paging
+                )
+                _score(scores, shifted(queries, i), tile, across, lanes, num_rows, head_size - i)
             for row in range(num_rows):
                 last = seq_len - query_len + row // group - first
                 first_seen, last_seen = max(begin, last - window + 1), min(count - 1, last)
@@ -227,16 +234,17 @@ def _attend(address):
                 _hide_keys(weights, readable, first_seen, last_seen, float_of(soft_cap))
                 _add_tile(weights, output, shifted(output, row_floats - RUNNING), value_size)
             for i in range(0, value_size, LANES):
-                width = min(LANES, value_size - i)
-                _gather_tile(tile, readable, values, i, width, blocks, first, begin, count, paging)
+                _gather_tile(
+                    tile, readable, values, i, value_size, blocks, first, begin, count, paging
+                )
                 _weigh(shifted(outputs, i), distance, scores, tile, begin, count, num_rows)
         if arrive(arrivals + 8 * pair) < num_spans - 1:
             continue
         for row in range(num_rows):
             token, head = start + row // group, kv_head * group + row % group
             sink = f32_at(sinks)[head] if sinks != 0 else -INFINITY
-            spans = f32_at(partial + 4 * (pair * max_rows + row) * distance)
-            spans = shifted(spans, first_span * row_floats)
+            place = (pair * max_rows + row) * distance + first_span * row_floats
+            spans = f32_at(partial + 4 * place)
             target = f32_at(out + 4 * (token * stride_out_token + head * stride_out_head))
             total = _merge(
                 target, lanes, spans, row_floats, num_spans, value_size, sink, float_of(v_scale)

@@ -18,7 +18,7 @@ import struct
 import types as python_types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from llvmlite import ir
@@ -60,13 +60,15 @@ class Program:
 
     def __init__(self, function: Callable[[int], None]) -> None:
         """Compile `function`, or load it from numba's cache beside the source or in the home."""
-        function = inspect.unwrap(function)  # the import hook of the tests wraps every function
+        # the import hook of the tests wraps every function
+        function = cast(python_types.FunctionType, inspect.unwrap(function))
         # numba's cache compares the closure of a function, but not the helpers that it calls
         stamped = python_types.FunctionType(
             function.__code__.replace(co_freevars=("digest",)),
             function.__globals__,
             function.__name__,
-            closure=(python_types.CellType(DIGEST),),
+            None,
+            (python_types.CellType(DIGEST),),
         )
         try:
             compiled = cfunc("void(intp)", error_model="numpy", cache=True)(stamped)
@@ -102,7 +104,7 @@ def inlined(function: Callable) -> Callable[..., Any]:
 
 
 def primitive(function: Callable) -> Callable[..., Any]:
-    """Make a helper of what `function` says of it in LLVM's language, literal arguments included."""
+    """Make a helper of what `function` says in LLVM's language; literal arguments reach it."""
     return intrinsic(prefer_literal=True)(function)
 
 

@@ -7,6 +7,7 @@ errors grow with the logarithm of the width.
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from blockstride.kernels.cpu.lanes import LANES, ZERO, load, store, sum_lanes
@@ -21,7 +22,7 @@ from blockstride.kernels.cpu.native import (
     shifted,
     stack_f32,
 )
-from blockstride.kernels.cpu.tensors import delivered, float_rows, is_float_rows, result_like
+from blockstride.kernels.cpu.tensors import address_of, delivered, float_rows, is_float_rows
 from blockstride.kernels.cpu.vector_math import ONE
 
 # floats of a task, worth a few microseconds
@@ -72,36 +73,33 @@ def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None, out: Tensor | None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `blockstride.kernels.rms_norm`."""
-    if x.dim() != 2:
-        return _of_any_rank(x, weight, eps, residual, out)
-    if residual is not None and not is_float_rows(residual):
-        normed = rms_norm(
-            residual.copy_(x.float() + residual.float()), weight, eps, residual=None, out=None
-        )
-        return delivered(normed.to(x.dtype), out, x.dtype), residual
-    result, rows, gain = result_like(x, out), float_rows(x), float_rows(weight)
-    num_rows, dim = x.shape
+    if residual is None:
+        return _normed(x, weight, eps, None, out, x.dtype)
+    if residual.dim() == 2 and is_float_rows(residual):
+        return _normed(x, weight, eps, residual, out, x.dtype), residual
+    residual.copy_(x.float() + residual.float())
+    return _normed(residual, weight, eps, None, out, x.dtype), residual
+
+
+def _normed(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    out: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Normalise, after adding `x` to a residual that the program can take as it is."""
+    rows = float_rows(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+    gain, result = float_rows(weight), out
+    if result is None or result.dim() != 2 or not is_float_rows(result):
+        result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    num_rows, dim = rows.shape
     rows_per_task = max(1, TASK_FLOATS // max(1, dim))
     _norm(
         -(-num_rows // rows_per_task), 2,
-        rows.data_ptr(), gain.data_ptr(), 0 if residual is None else residual.data_ptr(),
-        result.data_ptr(), num_rows, dim, rows_per_task, float_bits(eps), rows.stride()[0],
+        rows.data_ptr(), gain.data_ptr(), address_of(residual), result.data_ptr(),
+        num_rows, dim, rows_per_task, float_bits(eps), rows.stride()[0],
         0 if residual is None else residual.stride()[0], result.stride()[0],
     )  # fmt: skip
-    normed = delivered(result, out, x.dtype)
-    return normed if residual is None else (normed, residual)
-
-
-def _of_any_rank(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Normalise rows that have more than one batch axis, or none."""
-    rows = x.reshape(-1, x.shape[-1])
-    if residual is None:
-        normed = rms_norm(rows, weight, eps, residual=None, out=None)
-        return delivered(normed.view(x.shape), out, x.dtype)
-    added = residual.reshape(rows.shape)
-    normed, _ = rms_norm(rows, weight, eps, residual=added, out=None)
-    if added.data_ptr() != residual.data_ptr():
-        residual.copy_(added.view(x.shape))
-    return delivered(normed.view(x.shape), out, x.dtype), residual
+    return result if result is out else delivered(result.view(x.shape), out, dtype)

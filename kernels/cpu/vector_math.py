@@ -26,8 +26,14 @@ LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 E0, E1, E2, E3, E4 = (
     np.float32(c) for c in (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)
 )
-# 2 * atanh(s) = s * (2 + w * sum(L[k] * w**k)) with w = s**2 <= 1 / 9, relative error 4e-9
-L0, L1, L2, L3 = (np.float32(c) for c in (0.6666642, 0.40021527, 0.28001806, 0.28011987))
+# log(1 + u) = u + u**2 * sum(L[k] * u**k) for 0 <= u <= 1, relative error 2e-8
+L0, L1, L2, L3, L4, L5, L6, L7, L8 = (
+    np.float32(c)
+    for c in (
+        *(-0.499999315, 0.333305091, -0.249585688, 0.196952954, -0.153550625),
+        *(0.106799401, -0.0576578788, 0.0202008337, -0.00331758452),
+    )
+)
 # tanh(x) = x + x * w * sum(T[k] * w**k) with w = x**2 for |x| <= TANH_SMALL, relative error 3e-9
 T0, T1, T2, T3, T4 = (
     np.float32(c) for c in (-0.33333299, 0.13331924, -0.05378383, 0.02079597, -0.00589516)
@@ -75,12 +81,10 @@ def exp(x):
 def softplus(x):
     """`log(1 + exp(x))` without overflow, with small results as accurate as large ones."""
     magnitude = x if x > ZERO else -x
-    tail = exp(-magnitude)
-    s = tail / (TWO + tail)
-    w = s * s
-    p = fma(fma(fma(L3, w, L2), w, L1), w, L0)
-    log1p = s * fma(p, w, TWO)
-    return (x if x > ZERO else ZERO) + log1p
+    u = exp(-magnitude)
+    p = fma(fma(fma(fma(L8, u, L7), u, L6), u, L5), u, L4)
+    p = fma(fma(fma(fma(p, u, L3), u, L2), u, L1), u, L0)
+    return (x if x > ZERO else ZERO) + fma(u * u, p, u)
 
 
 @inlined

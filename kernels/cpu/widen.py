@@ -53,7 +53,7 @@ class _Vector:
     def __call__(self, element: ir.Type) -> ir.Type:
         return element if self.count == 1 else ir.VectorType(element, self.count)
 
-    def splat(self, element: ir.Type, value: float) -> ir.Constant:
+    def splat(self, element: ir.Type, value: int | float) -> ir.Constant:
         return ir.Constant(self(element), value if self.count == 1 else [value] * self.count)
 
 

@@ -1,0 +1,280 @@
+"""CPU kernels against the torch operations they replace, at the shapes of three Jamba models.
+
+A group is one operation at one shape, so its two rows are measured side by side. The results are
+compared before anything is timed. Bytes are those that must cross memory at least once.
+"""
+
+import os
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from blockstride import kernels
+from blockstride.kernels.dispatch import INTERPRET
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="these are the kernels for CPUs")
+
+BLOCK_SIZE = 16
+D_STATE = 16
+
+
+class Case(NamedTuple):
+    """One operation at one shape: ours, torch's, and the least it must do."""
+
+    ours: Callable[[], Any]
+    plain: Callable[[], Any]
+    bytes: int
+    flops: int
+
+
+def ids(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def recurrence(num_tokens: int, dim: int) -> dict[str, Any]:
+    x, dt, z = torch.randn(3, num_tokens, dim)
+    B, C = torch.randn(2, num_tokens, D_STATE)
+    A = -torch.arange(1.0, D_STATE + 1).expand(dim, D_STATE).contiguous()
+    vectors = {"D": torch.ones(dim), "dt_bias": torch.full((dim,), -4.0)}
+    return {"x": x, "dt": dt, "z": z, "A": A, "B": B, "C": C} | vectors
+
+
+def scan(num_tokens: int, dim: int) -> Case:
+    inputs = recurrence(num_tokens, dim)
+    state, fresh = torch.zeros(2, dim, D_STATE), torch.tensor([False])
+    bounds: dict[str, Any] = {"query_start_loc": ids(0, num_tokens), "has_initial_state": fresh}
+
+    def ours() -> Tensor:
+        return kernels.selective_scan(**inputs, **bounds, ssm_state=state, state_indices=ids(1))
+
+    def plain() -> Tensor:
+        state, outs = torch.zeros(dim, D_STATE), []
+        step = functional.softplus(inputs["dt"] + inputs["dt_bias"])
+        drive = step * inputs["x"]
+        for t in range(num_tokens):
+            state = (step[t, :, None] * inputs["A"]).exp() * state
+            state += drive[t, :, None] * inputs["B"][t]
+            outs.append(state @ inputs["C"][t])
+        out = torch.stack(outs) + inputs["D"] * inputs["x"]
+        return out * functional.silu(inputs["z"])
+
+    return Case(ours, plain, 16 * num_tokens * dim, 8 * num_tokens * dim * D_STATE)
+
+
+def state_update(num_seqs: int, dim: int) -> Case:
+    inputs = recurrence(num_seqs, dim)
+    pool, again = torch.randn(2, num_seqs + 1, dim, D_STATE)
+    again.copy_(pool)
+    indices = torch.arange(1, num_seqs + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.selective_state_update(**inputs, ssm_state=pool, state_indices=indices)
+
+    def plain() -> Tensor:
+        step = functional.softplus(inputs["dt"] + inputs["dt_bias"])
+        state = again[1:]
+        state *= (step[:, :, None] * inputs["A"]).exp()
+        state += (step * inputs["x"])[:, :, None] * inputs["B"][:, None]
+        out = (state @ inputs["C"][:, :, None])[..., 0] + inputs["D"] * inputs["x"]
+        return out * functional.silu(inputs["z"])
+
+    return Case(ours, plain, 8 * num_seqs * dim * D_STATE, 8 * num_seqs * dim * D_STATE)
+
+
+def convolution(num_tokens: int, dim: int) -> Case:
+    x = torch.randn(num_tokens, 2 * dim)[:, :dim]
+    weight, bias = torch.randn(dim, 4), torch.randn(dim)
+    state, fresh = torch.zeros(2, dim, 3), torch.tensor([False])
+
+    def ours() -> Tensor:
+        return kernels.causal_conv1d(x, weight, bias, state, ids(1), ids(0, num_tokens), fresh)
+
+    def plain() -> Tensor:
+        out = functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=dim)
+        return functional.silu(out)[0, :, :num_tokens].T
+
+    return Case(ours, plain, 8 * num_tokens * dim, 8 * num_tokens * dim)
+
+
+def convolution_update(num_seqs: int, dim: int) -> Case:
+    x = torch.randn(num_seqs, 1, dim)
+    weight, bias = torch.randn(dim, 4), torch.randn(dim)
+    pool = torch.zeros(num_seqs + 1, dim, 3)
+    again = pool[1:].clone()
+    indices = torch.arange(1, num_seqs + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.causal_conv1d_update(x, weight, bias, pool, indices)
+
+    def plain() -> Tensor:
+        seen = torch.cat([again, x.transpose(1, 2)], -1)
+        again.copy_(seen[..., 1:])
+        return functional.silu((seen * weight).sum(-1) + bias)[:, None]
+
+    return Case(ours, plain, 32 * num_seqs * dim, 8 * num_seqs * dim)
+
+
+def attention(num_seqs: int, new: int, total: int, num_heads: int, num_kv_heads: int) -> Case:
+    size, blocks = 64, total // BLOCK_SIZE
+    keys, values = torch.randn(2, num_seqs * blocks + 1, num_kv_heads, BLOCK_SIZE, size)
+    table = (torch.randperm(num_seqs * blocks) + 1).int().view(num_seqs, blocks)
+    query = torch.randn(num_seqs * new, num_heads, size)
+    starts = torch.arange(0, num_seqs * new + 1, new, dtype=torch.int32)
+    lens = torch.full((num_seqs,), total, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.paged_attention(query, keys, values, table, lens, starts, scale=0.125)
+
+    def plain() -> Tensor:
+        k, v = (
+            cache[table.long()].transpose(1, 2).reshape(num_seqs, num_kv_heads, total, size)
+            for cache in (keys, values)
+        )
+        q = query.view(num_seqs, new, num_heads, size).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=new > 1, scale=0.125, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(query.shape)
+
+    pairs = num_seqs * num_heads * (total if new == 1 else total * (total + 1) // 2)
+    return Case(ours, plain, 8 * num_seqs * total * num_kv_heads * size, 4 * pairs * size)
+
+
+def cache_update(num_tokens: int, num_kv_heads: int) -> Case:
+    key, value = torch.randn(2, num_tokens, num_kv_heads, 64)
+    pools = torch.zeros(4, num_tokens // BLOCK_SIZE + 2, num_kv_heads, BLOCK_SIZE, 64)
+    slots = torch.randperm(num_tokens) + BLOCK_SIZE
+
+    def ours() -> Tensor:
+        kernels.kv_cache_update(key, value, pools[0], pools[1], slots)
+        return pools[:2]
+
+    def plain() -> Tensor:
+        block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+        pools[2][block, :, offset], pools[3][block, :, offset] = key, value
+        return pools[2:]
+
+    return Case(ours, plain, 16 * num_tokens * num_kv_heads * 64, 0)
+
+
+def layout_change(num_blocks: int) -> Case:
+    source = torch.randn(4, num_blocks + 1, 2, BLOCK_SIZE, 128)
+    ours_pool = torch.zeros(num_blocks + 1, 2, 4, BLOCK_SIZE, 128).permute(2, 0, 1, 3, 4)
+    plain_pool = torch.zeros_like(ours_pool)
+    reads = torch.randperm(num_blocks).int() + 1
+    writes = torch.arange(1, num_blocks + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        kernels.block_copy(source, ours_pool, reads, writes)
+        return ours_pool
+
+    def plain() -> Tensor:
+        plain_pool[:, writes.long()] = source[:, reads.long()]
+        return plain_pool
+
+    return Case(ours, plain, 8 * num_blocks * 4 * 2 * BLOCK_SIZE * 128, 0)
+
+
+def norm(num_tokens: int, dim: int) -> Case:
+    x, residual = torch.randn(2, num_tokens, dim)
+    weight, again = torch.randn(dim), residual.clone()
+
+    def ours() -> Tensor:
+        return kernels.rms_norm(x, weight, 1e-6, residual=residual)[0]
+
+    def plain() -> Tensor:
+        return functional.rms_norm(again.add_(x), (dim,), weight, 1e-6)
+
+    return Case(ours, plain, 16 * num_tokens * dim, 5 * num_tokens * dim)
+
+
+def gate(num_tokens: int, inner: int) -> Case:
+    gate_up = torch.randn(num_tokens, 2 * inner)
+
+    def plain() -> Tensor:
+        return functional.silu(gate_up[:, :inner]) * gate_up[:, inner:]
+
+    def ours() -> Tensor:
+        return kernels.silu_and_mul(gate_up)
+
+    return Case(ours, plain, 12 * num_tokens * inner, 5 * num_tokens * inner)
+
+
+def experts(num_tokens: int) -> Case:
+    hidden, inner, num_experts, top_k = 256, 512, 4, 2
+    gate_up = torch.randn(num_experts, 2 * inner, hidden) / 16
+    down = torch.randn(num_experts, hidden, inner) / 22
+    x = torch.randn(num_tokens, hidden)
+    weights, chosen = torch.randn(num_tokens, num_experts).softmax(-1).topk(top_k)
+
+    def ours() -> Tensor:
+        return kernels.expert_mlp(x, gate_up, down, chosen, weights)
+
+    def plain() -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in range(num_experts):
+            tokens, slots = torch.where(chosen == expert)
+            gates, ups = functional.linear(x[tokens], gate_up[expert]).chunk(2, -1)
+            outputs = functional.linear(functional.silu(gates) * ups, down[expert])
+            out.index_add_(0, tokens, outputs * weights[tokens, slots, None])
+        return out
+
+    read = min(num_experts, num_tokens * top_k) * 12 * inner * hidden
+    return Case(ours, plain, read, 6 * num_tokens * top_k * inner * hidden)
+
+
+# hidden 256 is the model of 6.4 M parameters, 768 the one of 108 M; d_inner is twice that
+CASES: dict[str, Callable[[], Case]] = {
+    "selective_scan-512x512": lambda: scan(512, 512),
+    "selective_scan-512x1536": lambda: scan(512, 1536),
+    "selective_scan-2048x1536": lambda: scan(2048, 1536),
+    "selective_state_update-1x512": lambda: state_update(1, 512),
+    "selective_state_update-8x512": lambda: state_update(8, 512),
+    "selective_state_update-8x1536": lambda: state_update(8, 1536),
+    "causal_conv1d-512x512": lambda: convolution(512, 512),
+    "causal_conv1d-2048x1536": lambda: convolution(2048, 1536),
+    "causal_conv1d_update-1x512": lambda: convolution_update(1, 512),
+    "causal_conv1d_update-8x1536": lambda: convolution_update(8, 1536),
+    "paged_attention-prefill-512": lambda: attention(1, 512, 512, 4, 2),
+    "paged_attention-prefill-2048": lambda: attention(1, 2048, 2048, 12, 4),
+    "paged_attention-decode-1x512": lambda: attention(1, 1, 512, 4, 2),
+    "paged_attention-decode-8x2048": lambda: attention(8, 1, 2048, 4, 2),
+    "kv_cache_update-8": lambda: cache_update(8, 2),
+    "kv_cache_update-2048": lambda: cache_update(2048, 2),
+    "block_copy-LBHNC-to-BHLNC": lambda: layout_change(256),
+    "rms_norm-8x256": lambda: norm(8, 256),
+    "rms_norm-2048x768": lambda: norm(2048, 768),
+    "silu_and_mul-8x512": lambda: gate(8, 512),
+    "silu_and_mul-2048x2048": lambda: gate(2048, 2048),
+    "expert_mlp-1": lambda: experts(1),
+    "expert_mlp-8": lambda: experts(8),
+    "expert_mlp-512": lambda: experts(512),
+}
+
+
+@pytest.mark.parametrize("implementation", ["blockstride", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_speed(benchmark, name, implementation):
+    torch.manual_seed(0)
+    case = CASES[name]()
+    torch.testing.assert_close(first(case.ours()), first(case.plain()), rtol=1e-4, atol=1e-4)
+    benchmark.group = name
+    benchmark.extra_info.update(
+        bytes=case.bytes,
+        flops=case.flops,
+        torch=torch.__version__,
+        numba=numba.__version__,
+        threads=torch.get_num_threads(),
+        machine=f"{platform.machine()}, {os.cpu_count()} cores",
+    )
+    benchmark(case.ours if implementation == "blockstride" else case.plain)

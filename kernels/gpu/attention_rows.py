@@ -1,0 +1,124 @@
+"""An attention program's query rows, and the end of their softmax, whole or added up from splits.
+
+A program's rows are (query token, query head) pairs that share a key-value head. Where the work
+list gave a row tile's cache to one program, that program divides and stores; where it was split,
+each program leaves its weighted values, maximum and sum in its slot, and one program of
+`reduce_kernel` adds up the slots of the row tile in their order, so the result never depends on
+which finished first. Bytes per split row: one accumulator in float32, written and read once.
+
+Source: Dao et al., "Flash-Decoding for long-context inference".
+"""
+
+import triton
+import triton.language as tl
+
+# finite, so that a row which has seen nothing yet subtracts it from minus infinity without a NaN
+LOWEST: tl.constexpr = tl.constexpr(-1e30)
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+ITEM_SIZE: tl.constexpr = tl.constexpr(8)
+
+
+@triton.jit
+def query_rows(
+    item_ptr, query_start_loc_ptr, pid_h, offs_m,
+    GROUP: tl.constexpr, HEADS_PER_TILE: tl.constexpr, TOKENS_PER_TILE: tl.constexpr,
+):  # fmt: skip
+    """Each row's token in the step, offset in its query, head, and whether it exists."""
+    tiles_h: tl.constexpr = (GROUP + HEADS_PER_TILE - 1) // HEADS_PER_TILE
+    sequence = tl.load(item_ptr)
+    query_start = tl.load(query_start_loc_ptr + sequence)
+    query_len = tl.load(query_start_loc_ptr + sequence + 1) - query_start
+    offset = tl.load(item_ptr + 1) + offs_m // HEADS_PER_TILE
+    in_group = pid_h % tiles_h * HEADS_PER_TILE + offs_m % HEADS_PER_TILE
+    exists = (offs_m < TOKENS_PER_TILE * HEADS_PER_TILE) & (in_group < GROUP) & (offset < query_len)
+    return query_start + offset, offset, pid_h // tiles_h * GROUP + in_group, exists
+
+
+@triton.jit
+def finish(row_max, row_sum, acc, sinks_ptr, v_scale_ptr, heads, mask_m):
+    """Let the sinks join, divide. A row that saw nothing gets zeros and minus infinity."""
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + heads, mask=mask_m, other=0.0).to(tl.float32) * LOG2_E
+        new_max = tl.maximum(row_max, sink)
+        decay = tl.math.exp2(row_max - new_max)
+        acc *= decay[:, None]
+        row_sum = row_sum * decay + tl.math.exp2(sink - new_max)
+        row_max = new_max
+    saw_any = row_sum > 0.0
+    row_sum = tl.where(saw_any, row_sum, 1.0)
+    lse = tl.where(saw_any, (row_max + tl.math.log2(row_sum)) / LOG2_E, float("-inf"))
+    inverse = tl.where(saw_any, 1.0 / row_sum, 0.0)
+    if v_scale_ptr is not None:
+        inverse *= tl.load(v_scale_ptr)
+    return acc * inverse[:, None], lse
+
+
+@triton.jit
+def store_rows(
+    out_ptr, lse_ptr, acc, lse, tokens, heads, mask_m, offs_v,
+    stride_token, stride_head, stride_dim, VALUE_SIZE: tl.constexpr, num_heads,
+):  # fmt: skip
+    """Write finished rows, and their denominators if they are asked for."""
+    rows = tokens.to(tl.int64) * stride_token + heads.to(tl.int64) * stride_head
+    tl.store(
+        out_ptr + rows[:, None] + offs_v[None, :] * stride_dim,
+        acc.to(out_ptr.dtype.element_ty),
+        mask=mask_m[:, None] & (offs_v < VALUE_SIZE)[None, :],
+    )
+    if lse_ptr is not None:
+        tl.store(lse_ptr + tokens.to(tl.int64) * num_heads + heads, lse, mask=mask_m)
+
+
+@triton.jit
+def reduce_kernel(
+    items_ptr,
+    query_start_loc_ptr,
+    out_ptr,
+    lse_ptr,
+    partial_acc_ptr,
+    partial_stats_ptr,
+    sinks_ptr,
+    v_scale_ptr,
+    # strides, in elements
+    stride_out_token,
+    stride_out_head,
+    stride_out_dim,
+    # meta-parameters
+    GROUP: tl.constexpr,
+    HEADS_PER_TILE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Add up the splits of one row tile in their order, `BLOCK_R` of its rows a program."""
+    pid_h = tl.program_id(0)
+    item_ptr = items_ptr + tl.program_id(1) * ITEM_SIZE
+    num_splits = tl.load(item_ptr + 7)
+    if num_splits <= 1:
+        return
+    offs_m = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    tokens, _, heads, mask_m = query_rows(
+        item_ptr, query_start_loc_ptr, pid_h, offs_m,
+        GROUP, HEADS_PER_TILE, BLOCK_M // HEADS_PER_TILE,
+    )  # fmt: skip
+    offs_v = tl.arange(0, BLOCK_V)
+    first_slot = tl.load(item_ptr + 6).to(tl.int64)
+    row_max = tl.full([BLOCK_R], LOWEST, tl.float32)
+    row_sum = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    for split in tl.range(num_splits, num_stages=3):
+        rows = ((first_slot + split) * tl.num_programs(0) + pid_h) * BLOCK_M + offs_m
+        partial_max = tl.load(partial_stats_ptr + 2 * rows)
+        new_max = tl.maximum(row_max, partial_max)
+        decay, weight = tl.math.exp2(row_max - new_max), tl.math.exp2(partial_max - new_max)
+        row_sum = row_sum * decay + tl.load(partial_stats_ptr + 2 * rows + 1) * weight
+        partial = tl.load(partial_acc_ptr + rows[:, None] * BLOCK_V + offs_v[None, :])
+        acc = acc * decay[:, None] + partial * weight[:, None]
+        row_max = new_max
+    acc, lse = finish(row_max, row_sum, acc, sinks_ptr, v_scale_ptr, heads, mask_m)
+    store_rows(
+        out_ptr, lse_ptr, acc, lse, tokens, heads, mask_m, offs_v,
+        stride_out_token, stride_out_head, stride_out_dim, VALUE_SIZE,
+        tl.num_programs(0) // tl.cdiv(GROUP, HEADS_PER_TILE) * GROUP,
+    )  # fmt: skip

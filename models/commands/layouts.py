@@ -1,0 +1,252 @@
+"""`blockstride layouts`: how the caches of a model lie in memory, and what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blockstride.kernels.checks import expect
+from blockstride.layouts import (
+    CacheSpec,
+    Field,
+    KVCacheLayout,
+    PoolLayout,
+    choose_block_size,
+    plan_pools,
+)
+from blockstride.layouts.accounting import (
+    MAX_TOKENS,
+    GroupAccount,
+    account,
+    choose_num_blocks,
+    tokens_that_fit,
+)
+from blockstride.layouts.drawing import draw
+from blockstride.models.hf_config import DTYPES, cache_specs, read_config
+
+POLICIES = ("unified", "split")
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
+SHORT |= {"int8": "int8"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument("--config", required=True, help="config.json, or the folder of a model")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks; one is shown")
+    parser.add_argument("--layout", default="BLHNC", help="stride order, such as LBHNC or NHD")
+    parser.add_argument("--policy", default="split", help="unified or split pools")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens that kernels want")
+    parser.add_argument("--kernel-block-size", type=int, help="tokens per block that kernels see")
+    known = f"auto, {', '.join(DTYPES)}"
+    parser.add_argument("--kv-cache-dtype", default="auto", help=known)
+    parser.add_argument("--conv-dtype", default="auto", help="of convolution states")
+    parser.add_argument("--ssm-dtype", default="float32", help="of recurrent states")
+    parser.add_argument("--conv-order", default="DS", help="DS or SD convolution states")
+    parser.add_argument("--memory", default="8GiB", help="memory of a rank for its caches")
+    parser.add_argument("--num-seqs", type=int, default=8, help="sequences at a time")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the groups, pools, costs and drawings of one choice, and a line on both policies."""
+    model = cache_specs(
+        read_config(args.config),
+        kv_cache_dtype=args.kv_cache_dtype,
+        conv_dtype=args.conv_dtype,
+        ssm_dtype=args.ssm_dtype,
+        conv_order=args.conv_order,
+    )
+    pools = _plan(args, model, args.policy)
+    report = {
+        "layout": str(pools[0].layout),
+        "policy": args.policy,
+        "tp": args.tp,
+        "memory_bytes": _nbytes(args.memory),
+        "groups": [_group(accounts) for pool in pools for accounts in _alike(pool)],
+        "pools": [_pool(pool) for pool in pools],
+        "costs": _costs(pools, args.num_seqs),
+        "policies": {policy: _headline(args, model, policy) for policy in POLICIES},
+    }
+    if args.json:
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        _print(Console(), report, pools)
+    return 0
+
+
+def _plan(
+    args: argparse.Namespace, model: Mapping[str, CacheSpec], policy: str
+) -> tuple[PoolLayout, ...]:
+    """The pools of rank 0 in the memory that was given."""
+    layers = {name: spec.tp_shard(0, args.tp) for name, spec in model.items()}
+    choice: dict[str, Any] = {
+        "layout": KVCacheLayout.parse(args.layout),
+        "policy": policy,
+        "block_size": choose_block_size(model, policy, args.block_size),
+        "kernel_block_size": args.kernel_block_size,
+    }
+    memory = _nbytes(args.memory)
+    num_blocks = choose_num_blocks(layers, memory_bytes=memory, num_seqs=args.num_seqs, **choice)
+    return plan_pools(layers, num_blocks=num_blocks, **choice)
+
+
+def _nbytes(text: str) -> int:
+    """Bytes in `8GiB`, `512 MB`, `1e9`."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\d{1,2})?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    unit = match[2].upper() if match else None
+    expect(unit in UNITS, "--memory", "a number of bytes such as 8GiB or 500MB", repr(text))
+    return int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
+
+
+def _alike(pool: PoolLayout) -> list[list[GroupAccount]]:
+    """The accounts of a pool's groups, those of one spec together."""
+    by_spec: dict[CacheSpec, list[GroupAccount]] = {}
+    for part in account(pool):
+        by_spec.setdefault(part.placement.group.spec, []).append(part)
+    return list(by_spec.values())
+
+
+def _group(accounts: Sequence[GroupAccount]) -> dict[str, Any]:
+    placement = accounts[0].placement
+    blocks = sum(part.block_bytes for part in accounts)
+    return {
+        "kind": placement.group.spec.kind,
+        "layers": [name for part in accounts for name in part.placement.group.layer_names],
+        "groups": len(accounts),
+        "page_bytes": placement.page_bytes,
+        "kernel_blocks": placement.kernel_blocks,
+        "waste": 1 - sum(part.used_bytes for part in accounts) / blocks,
+        "fields": [_field(field) for field in placement.page.fields],
+    }
+
+
+def _field(field: Field) -> dict[str, Any]:
+    shard = field.shard
+    return {
+        "name": field.name,
+        "axes": {axis.name: axis.extent for axis in field.axes},
+        "dtype": str(field.dtype).removeprefix("torch."),
+        "bytes": field.nbytes,
+        "cut": f"{shard.interval.size:,} of {shard.extent:,}" if shard else "all",
+    }
+
+
+def _pool(pool: PoolLayout) -> dict[str, Any]:
+    has_tokens = [group for group in pool.groups if group.group.spec.has_tokens]
+    return {
+        "kinds": list(dict.fromkeys(group.group.spec.kind for group in pool.groups)),
+        "block_size": has_tokens[0].block_size if has_tokens else None,
+        "slots": pool.num_slots,
+        "block_bytes": pool.block_bytes,
+        "num_blocks": pool.num_blocks,
+        "bytes": pool.nbytes,
+    }
+
+
+def _costs(pools: Iterable[PoolLayout], num_seqs: int) -> dict[str, Any]:
+    """What a token and a sequence cost, padding included, and how far the memory goes."""
+    pools = tuple(pools)
+    parts = [part for pool in pools for part in account(pool)]
+    specs = [part.placement.group.spec for part in parts]
+    windows = [
+        spec.peak_blocks(MAX_TOKENS, part.placement.block_size) * part.block_bytes
+        for spec, part in zip(specs, parts, strict=True)
+        if spec.window is not None
+    ]
+    full = [part.token_bytes for part in parts if part.placement.group.spec.window is None]
+    lengths = {n: tokens_that_fit(pools, n) for n in sorted({1, num_seqs})}
+    return {
+        "bytes_per_token": sum(full),
+        "state_bytes_per_sequence": sum(part.state_bytes for part in parts),
+        "window_bytes_per_sequence": sum(windows),
+        "tokens_that_fit": {n: _length(length) for n, length in lengths.items()},
+    }
+
+
+def _length(num_tokens: int) -> int | str:
+    return "any" if num_tokens == MAX_TOKENS else num_tokens
+
+
+def _headline(args: argparse.Namespace, model: Mapping[str, CacheSpec], policy: str) -> str:
+    """One policy in a few words, or why it can't be."""
+    try:
+        pools = _plan(args, model, policy)
+    except ValueError as error:
+        return str(error)
+    sizes = [_pool(pool)["block_size"] for pool in pools]
+    size = next((f"{size:,} tokens a block, " for size in sizes if size), "")
+    fits = [
+        f"{n} x {length if isinstance(length, str) else f'{length:,}'}"
+        for n, length in _costs(pools, args.num_seqs)["tokens_that_fit"].items()
+    ]
+    return f"{size}{' or '.join(fits)} tokens fit"
+
+
+def _print(console: Console, report: Mapping[str, Any], pools: Sequence[PoolLayout]) -> None:
+    groups = _table("cache", "layers", "groups", "page bytes", "waste", last="layers of the model")
+    fields = _table("field", "bytes", "of the whole", last="axes in a page, outer to inner")
+    for group in report["groups"]:
+        counts = [f"{n:,}" for n in (len(group["layers"]), group["groups"], group["page_bytes"])]
+        groups.add_row(group["kind"], *counts, f"{group['waste']:.1%}", _ranges(group["layers"]))
+        fields.add_row(group["kind"])
+        for field in group["fields"]:
+            axes = [f"{name} {extent:,}" for name, extent in field["axes"].items()]
+            row = (f"{field['bytes']:,}", field["cut"], ", ".join([*axes, SHORT[field["dtype"]]]))
+            fields.add_row(f"  {field['name']}", *row)
+    table = _table("pool", "tokens a block", "slots", "block bytes", "blocks", "bytes")
+    for pool in report["pools"]:
+        counts = (pool["slots"], pool["block_bytes"], pool["num_blocks"], pool["bytes"])
+        size = f"{pool['block_size']:,}" if pool["block_size"] else "-"
+        table.add_row(", ".join(pool["kinds"]), size, *(f"{n:,}" for n in counts))
+    for part in (groups, fields, table, _cost_table(report["costs"])):
+        console.print(part, Text())
+    for pool in pools:
+        for accounts in _alike(pool):
+            placement = accounts[0].placement
+            console.print(Text(f"{placement.group.spec.kind} in {pool.layout}", style="bold"))
+            console.print(draw(placement), Text())
+    for policy, headline in report["policies"].items():
+        console.print(Text(f"{policy}: {headline}"))
+
+
+def _ranges(names: Sequence[str]) -> str:
+    """`0-3, 5` for the layers of these names."""
+    layers = [int(name.split(".")[1]) for name in names]
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    stops = [layer for layer in layers if layer + 1 not in layers]
+    pairs = zip(starts, stops, strict=True)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
+
+
+def _cost_table(costs: Mapping[str, Any]) -> Table:
+    table = _table("costs, padding included", "")
+    table.add_row("a token, bytes", f"{costs['bytes_per_token']:,.0f}")
+    table.add_row("the states of a sequence, bytes", f"{costs['state_bytes_per_sequence']:,}")
+    if costs["window_bytes_per_sequence"]:
+        window = costs["window_bytes_per_sequence"]
+        table.add_row("the windows of a sequence, bytes", f"{window:,}")
+    for n, length in costs["tokens_that_fit"].items():
+        name = "tokens of one sequence that fit" if n == 1 else f"tokens that each of {n} may have"
+        table.add_row(name, length if isinstance(length, str) else f"{length:,}")
+    return table
+
+
+def _table(name: str, *numbers: str, last: str = "") -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    if last:
+        table.add_column(last)
+    return table

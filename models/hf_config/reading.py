@@ -1,0 +1,124 @@
+"""Reads a config.json and makes the cache spec of every layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockstride.kernels.checks import FLOATS, expect
+from blockstride.layouts import CacheSpec
+from blockstride.models.hf_config.families import FAMILIES
+from blockstride.models.hf_config.keys import Keys
+from blockstride.models.hf_config.mixers import MIXERS, CacheTypes
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+"""What an attention cache may hold, by name; states hold one of the first three."""
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The parsed config.json of a model.
+
+    Args:
+        path: The file, or the folder that it is in.
+
+    Raises:
+        ValueError: No such file, or it is not a JSON object.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    expect(file.is_file(), "config", "a config.json or a folder with one", str(path))
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file.name}: expected JSON, got {error}") from error
+    expect(isinstance(config, dict), file.name, "a JSON object", type(config).__name__)
+    return config
+
+
+def cache_specs(
+    config: Mapping[str, Any],
+    *,
+    kv_cache_dtype: str = "auto",
+    conv_dtype: str = "auto",
+    ssm_dtype: str = "float32",
+    conv_order: str = "DS",
+) -> dict[str, CacheSpec]:
+    """The caches of a whole model, in layer order.
+
+    Layer `i` is called `layers.i`; one with two caches, as where attention and Mamba stand side by
+    side, `layers.i.attention` and `layers.i.mamba2`. Layers without a cache are left out.
+
+    Args:
+        config: A parsed config.json, of which a `text_config` is looked into where there is one.
+        kv_cache_dtype: One of `DTYPES`, or `"auto"` for the dtype that the config names, which is
+            bfloat16 where it names none.
+        conv_dtype: The same for convolution states, floating point only.
+        ssm_dtype: The same for recurrent states.
+        conv_order: Memory order of convolution states, `"DS"` or `"SD"`.
+
+    Raises:
+        ValueError: Another family than those of `FAMILIES`, a key that is missing or that
+            contradicts another, or an unknown dtype.
+    """
+    config = _text_config(config)
+    model_type = repr(config.get("model_type"))
+    expect(_is_known(config), "model_type", f"one of {', '.join(FAMILIES)}", model_type)
+    family = FAMILIES[config["model_type"]]
+    keys = Keys(config, family.names)
+    types = CacheTypes(
+        kv=_dtype(config, "kv_cache_dtype", kv_cache_dtype),
+        conv=_dtype(config, "conv_dtype", conv_dtype),
+        ssm=_dtype(config, "ssm_dtype", ssm_dtype),
+        conv_order=conv_order,
+    )
+    for name, dtype in (("conv_dtype", types.conv), ("ssm_dtype", types.ssm)):
+        expect(dtype in FLOATS, name, "a floating-point dtype of 16 or 32 bits", dtype)
+    layer_types, mixers = family.layer_types(keys), family.mixers()
+    count = keys.value("num_hidden_layers") or len(layer_types)
+    keys.expect(count == len(layer_types), "num_hidden_layers", f"{len(layer_types)}, as typed")
+    specs: dict[str, CacheSpec] = {}
+    made: dict[str, CacheSpec] = {}
+    for i, layer_type in enumerate(layer_types):
+        expected = f"one of {', '.join(mixers)}"
+        known = isinstance(layer_type, str) and layer_type in mixers
+        expect(known, f"type of layer {i}", expected, repr(layer_type))
+        kinds = mixers[layer_type]
+        for kind in kinds:
+            if kind not in made:
+                made[kind] = MIXERS[kind](keys, types)
+            specs[f"layers.{i}" if len(kinds) == 1 else f"layers.{i}.{kind}"] = made[kind]
+    expect(bool(specs), "config", "at least one layer with a cache", layer_types)
+    return specs
+
+
+def _is_known(config: Mapping[str, Any]) -> bool:
+    model_type = config.get("model_type")
+    return isinstance(model_type, str) and model_type in FAMILIES
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part about the language model, where a config is about several."""
+    inner = config.get("text_config")
+    if _is_known(config) or not isinstance(inner, Mapping):
+        return config
+    outer = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
+    return {**outer, **inner}
+
+
+def _dtype(config: Mapping[str, Any], argument: str, name: str) -> torch.dtype:
+    if name == "auto":
+        argument = "dtype" if config.get("dtype") else "torch_dtype"
+        name = str(config.get(argument) or "bfloat16").removeprefix("torch.")
+    expect(name in DTYPES, argument, f"one of {', '.join(DTYPES)}", repr(name))
+    return DTYPES[name]

@@ -1,0 +1,109 @@
+"""A trained hybrid as a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.models.training.config import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, HybridConfig
+from blockstride.models.training.module import Hybrid
+from blockstride.models.training.text import byte_tokenizer
+
+SPECIAL_IDS = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
+FIXED_CONFIG = {
+    "architectures": ["JambaForCausalLM"],
+    "model_type": "jamba",
+    "dtype": "float32",
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    **SPECIAL_IDS,
+}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "pad_token": "<pad>",
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that it is never half written."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def save_checkpoint(model: Hybrid, folder: Path, *, max_tokens: int) -> None:
+    """Write a model the way transformers reads and writes Jamba, the weights last.
+
+    Args:
+        model: The trained model.
+        folder: Made if missing; every file in it is replaced atomically.
+        max_tokens: Longest sequence that engines may give it; the model itself knows no limit.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = dataclasses.asdict(model.config) | {"max_position_embeddings": max_tokens}
+    write_json(folder / "config.json", FIXED_CONFIG | sizes)
+    write_json(folder / "generation_config.json", SPECIAL_IDS)
+    write_atomically(folder / "tokenizer.json", byte_tokenizer().to_str(pretty=True).encode())
+    tokenizer_config = TOKENIZER_CONFIG | {"model_max_length": max_tokens}
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    weights = {name: part.contiguous() for name, part in _parts_on_disk(model)}
+    content = safetensors.torch.save(weights, metadata={"format": "pt"})
+    write_atomically(folder / "model.safetensors", content)
+
+
+def load_checkpoint(folder: Path) -> Hybrid:
+    """Read a folder that `save_checkpoint` wrote.
+
+    Raises:
+        ValueError: A file is missing, the config is of another kind of model, or the weights are
+            not those that the config asks for.
+    """
+    for name in ("config.json", "model.safetensors"):
+        expect((folder / name).is_file(), "folder", f"a checkpoint with {name}", str(folder))
+    stored = json.loads((folder / "config.json").read_text())
+    for key in ("model_type", "vocab_size", "tie_word_embeddings"):
+        expect(stored.get(key) == FIXED_CONFIG[key], key, FIXED_CONFIG[key], stored.get(key))
+    names = [field.name for field in dataclasses.fields(HybridConfig)]
+    model = Hybrid(HybridConfig(**{name: stored[name] for name in names if name in stored}))
+    try:
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise ValueError(f"model.safetensors: expected weights, got {error}") from error
+    parts = dict(_parts_on_disk(model))
+    got, wanted = ({n: tuple(t.shape) for n, t in d.items()} for d in (weights, parts))
+    wrong = sorted(n for n in got.keys() | wanted.keys() if got.get(n) != wanted.get(n))
+    expect(not wrong, "model.safetensors", "the weights of config.json", f"a difference in {wrong}")
+    for name, part in parts.items():
+        part.copy_(weights[name])
+    return model
+
+
+def _parts_on_disk(model: Hybrid) -> Iterator[tuple[str, Tensor]]:
+    """Names on disk with views of the weights: each expert apart, and its gate and up apart."""
+    for name, tensor in model.state_dict().items():
+        prefix, separator, projection = name.rpartition(".experts.")
+        if not separator:
+            yield name, tensor
+            continue
+        kinds = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
+        for kind, part in zip(kinds, tensor.chunk(len(kinds), dim=1), strict=True):
+            for expert, weight in enumerate(part):
+                yield f"{prefix}.experts.{expert}.{kind}.weight", weight

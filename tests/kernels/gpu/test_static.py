@@ -1,0 +1,82 @@
+"""Every kernel compiled for GPUs that are not here, in other processes, held to its budget."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+# ceilings on sm_90, of head size 128, GQA 8, bfloat16: (variant, figure, at least)
+CEILINGS = [
+    ("decode", "bytes_per_cycle", 100),
+    ("decode page 64", "bytes_per_cycle", 120),
+    ("decode fp8", "bytes_per_cycle", 30),
+    ("prefill", "flop_per_cycle", 5000),
+    ("prefill page 64", "flop_per_cycle", 5000),
+    ("cache write", "bytes_per_cycle", 150),
+    ("permute in place", "bytes_per_cycle", 800),
+]
+
+
+def bench(script: str, *arguments: str) -> dict:
+    command = [sys.executable, str(BENCH / script), "--json", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def readings() -> dict[str, dict]:
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda target: bench("static.py", "--target", target), TARGETS)
+        return dict(zip(TARGETS, results, strict=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_variant_compiles(readings, target):
+    rows = readings[target]["rows"]
+    refused = {row["variant"] for row in rows if "registers" not in row}
+    assert {row["variant"] for row in rows} == {row["variant"] for row in readings["sm_90"]["rows"]}
+    assert refused == (
+        {row["variant"] for row in rows if "fp8" in row["variant"]} if target == "sm_80" else set()
+    )
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_nothing_spills(readings, target):
+    assert [row for row in readings[target]["rows"] if row["spill_bytes"]] == []
+
+
+@pytest.mark.parametrize(("variant", "figure", "at_least"), CEILINGS)
+def test_hot_loops_reach_their_ceiling(readings, variant, figure, at_least):
+    row = next(row for row in readings["sm_90"]["rows"] if row["variant"] == variant)
+    assert row[figure] >= at_least
+    assert not variant.startswith("prefill") or row["wgmma"] > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_kernel_exceeds_its_recorded_budget(readings, target):
+    recorded = json.loads((BENCH / "budgets.json").read_text())
+    version = recorded["versions"]["triton"]
+    if readings[target]["versions"]["triton"] != version:
+        pytest.skip(f"budgets were recorded with triton {version}")
+    over = []
+    for row in readings[target]["rows"]:
+        key = f"{row['target']}: {row['variant']}: {row['kernel']}"
+        # `python bench/static.py --record` writes the file anew
+        assert key in recorded["budgets"], f"no budget for {key}"
+        for name, budget in recorded["budgets"][key].items():
+            slack = 0 if name == "spill_bytes" else budget // 50
+            if row[name] > budget + slack:
+                over.append(f"{key}: {name} {row[name]}, budget {budget}")
+    assert over == []
+
+
+def test_launchers_take_less_than_30_us_of_python():
+    times = bench("launchers.py")
+    del times["attention_schedule"]  # once a step, not once a layer
+    assert max(times.values()) < 30, times

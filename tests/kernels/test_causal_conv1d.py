@@ -1,0 +1,240 @@
+from itertools import accumulate, permutations
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+
+from blockstride.kernels import causal_conv1d, causal_conv1d_update
+
+NAN = float("nan")
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+# a base row, then one changed factor a row
+ROWS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "no-sequence": {"lengths": ()},
+    "no-token": {"lengths": (0, 0)},
+    "shorter-than-width": {"lengths": (1, 2, 0, 3)},
+    "1025-tokens": {"lengths": (1025,), "dim": 8},  # M9
+    "1026-tokens": {"lengths": (1026,), "dim": 8},
+    "fresh": {"initial": False},
+    "fresh-and-short": {"initial": False, "lengths": (1, 2)},
+    "no-bias": {"bias": False},
+    "no-activation": {"activation": None},
+    "width-2": {"width": 2},
+    "width-3": {"width": 3},
+    "width-8": {"width": 8},
+    "dim-1": {"dim": 1},
+    "dim-128": {"dim": 128},
+    "bf16": {"dtype": BF16},
+    "bf16-state": {"state_dtype": BF16},
+    "fp16-state": {"state_dtype": F16},
+}
+
+
+def make(
+    lengths=(5, 0, 1, 9),
+    dim=72,
+    width=4,
+    dtype=F32,
+    state_dtype=F32,
+    initial=True,
+    bias=True,
+    activation: Literal["silu"] | None = "silu",
+) -> tuple[dict[str, Any], Literal["silu"] | None]:
+    """Inputs of a convolution over sequences of these lengths, in blocks 2, 3, ... of a pool."""
+    num_tokens, num_seqs = sum(lengths), len(lengths)
+    inputs: dict[str, Any] = {
+        "x": torch.randn(num_tokens, dim + 5)[:, :dim].to(dtype),
+        "weight": torch.randn(dim, width).to(dtype),
+        "bias": torch.randn(dim).to(dtype) if bias else None,
+        "conv_state": torch.randn(num_seqs + 3, dim, width - 1).to(state_dtype),
+        "state_indices": torch.arange(2, num_seqs + 2, dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        "has_initial_state": torch.full((num_seqs,), initial),
+    }
+    return inputs, activation
+
+
+def convolution(
+    inputs: dict[str, Any], activation: str | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Outputs and states by definition, computed in `dtype`."""
+    x, weight = inputs["x"].to(dtype), inputs["weight"].to(dtype)
+    states = inputs["conv_state"].to(dtype, copy=True)
+    bias = torch.zeros_like(weight[:, 0]) if inputs["bias"] is None else inputs["bias"].to(dtype)
+    out, width = torch.zeros_like(x), weight.shape[1]
+    starts = inputs["query_start_loc"].tolist()
+    for i, block in enumerate(inputs["state_indices"].tolist()):
+        start, stop = starts[i], starts[i + 1]
+        if block <= 0 or start == stop:
+            continue
+        past = (
+            states[block].T if inputs["has_initial_state"][i] else x.new_zeros(width - 1, len(bias))
+        )
+        seen = torch.cat([past, x[start:stop]])
+        for t in range(stop - start):
+            out[start + t] = bias + (seen[t : t + width] * weight.T).sum(0)
+        out[start:stop] = silu(out[start:stop]) if activation else out[start:stop]
+        states[block] = seen[len(seen) - width + 1 :].T
+    return out, states
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
+def test_outputs_follow_the_definition_and_states_are_the_last_inputs(
+    row, assert_accurate, assert_same_bits
+):
+    inputs, activation = make(**row)
+    exact, states = convolution(inputs, activation, torch.float64)
+    plain, _ = convolution(inputs, activation, F32)
+    out = causal_conv1d(**inputs, activation=activation)
+    assert out.dtype == inputs["x"].dtype
+    assert_accurate(out, exact, plain.to(out.dtype))
+    assert_same_bits(inputs["conv_state"], states.to(inputs["conv_state"].dtype))
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("width", [3, 4])
+def test_an_update_continues_as_a_longer_prompt_would(
+    num_new, width, assert_accurate, assert_same_bits
+):
+    # M5: batch of three with padding, widths 3 and 4, one and three tokens
+    inputs, _ = make(lengths=(num_new,) * 4, width=width)
+    inputs["state_indices"] = torch.tensor([3, 0, 5, -1], dtype=torch.int32)
+    exact, states = convolution(inputs, "silu", torch.float64)
+    plain, _ = convolution(inputs, "silu", F32)
+    x = inputs["x"].contiguous().view(4, num_new, -1)
+    names = ("weight", "bias", "conv_state", "state_indices")
+    out = causal_conv1d_update(x, **{name: inputs[name] for name in names})
+    assert_accurate(out.flatten(0, 1), exact, plain)
+    assert_same_bits(inputs["conv_state"], states.float())
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16, F16], ids=str)
+def test_an_update_takes_strided_inputs_and_any_state_dtype(state_dtype, assert_same_bits):
+    inputs, _ = make(lengths=(2, 2, 2), state_dtype=state_dtype)
+    names = ("weight", "bias", "conv_state", "state_indices")
+    options = {name: inputs[name] for name in names}
+    before = inputs["conv_state"].clone()
+    dense = causal_conv1d_update(inputs["x"].reshape(3, 2, 72), **options)
+    states, inputs["conv_state"][:] = inputs["conv_state"].clone(), before
+    wide = torch.full((3, 3, 80), NAN)
+    wide[:, :2, :72] = inputs["x"].view(3, 2, 72)
+    out = torch.full((3, 2, 99), NAN)[:, :, 7:79]
+    returned = causal_conv1d_update(wide[:, :2, :72], **options, out=out)
+    assert returned is out
+    assert_same_bits(out, dense)
+    assert_same_bits(inputs["conv_state"], states)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("dim", [24, 64])
+def test_every_memory_order_gives_the_same_bits(order, dim, pool_of, assert_same_bits):
+    # DS and SD are two of them
+    inputs, _ = make(dim=dim)
+    pool = pool_of(inputs["conv_state"], order)
+    out = causal_conv1d(**inputs)
+    assert_same_bits(causal_conv1d(**(inputs | {"conv_state": pool.view})), out)
+    assert_same_bits(pool.view, inputs["conv_state"])
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_only_the_blocks_of_sequences_with_tokens_are_written(
+    state_dtype, pool_of, assert_same_bits
+):
+    inputs, _ = make(state_dtype=state_dtype)
+    inputs["conv_state"][[0, 1, 3, 6]] = NAN
+    pool = pool_of(inputs["conv_state"], (2, 0, 1))
+    expected = pool.memory.clone()
+    causal_conv1d(**(inputs | {"conv_state": pool.view}))
+    assert torch.isfinite(pool.view[[2, 4, 5]]).all()
+    pool.view[[2, 4, 5]] = inputs["conv_state"][[2, 4, 5]]
+    assert_same_bits(pool.memory, expected)
+
+
+def test_a_state_is_not_read_without_has_initial_state():
+    # M1, M3: what an earlier owner left is NaN, and 0 * NaN would be too
+    inputs, _ = make(initial=False)
+    exact, _ = convolution(inputs, "silu", torch.float64)
+    inputs["conv_state"].fill_(NAN)
+    torch.testing.assert_close(causal_conv1d(**inputs), exact.float())
+
+
+@pytest.mark.parametrize("indices", [(0, 2), (-1, 2), (0, -1)], ids=str)
+def test_padding_sequences_give_zeros_and_touch_no_block(indices, assert_same_bits):
+    inputs, _ = make(lengths=(2, 3))
+    inputs["state_indices"] = torch.tensor(indices, dtype=torch.int32)
+    inputs["conv_state"][[0, 4]] = NAN
+    exact, states = convolution(inputs, "silu", torch.float64)
+    torch.testing.assert_close(causal_conv1d(**inputs), exact.float())
+    assert_same_bits(inputs["conv_state"], states.float())
+
+
+@given(lengths=st.lists(st.integers(0, 6), max_size=6))
+def test_a_sequence_does_not_depend_on_its_batch(lengths):
+    inputs, _ = make(lengths=lengths, dim=8)
+    states = inputs["conv_state"].clone()
+    out, starts = causal_conv1d(**inputs), inputs["query_start_loc"].tolist()
+    for i, length in enumerate(lengths):
+        rows = slice(starts[i], starts[i + 1])
+        alone = {
+            "x": inputs["x"][rows],
+            "conv_state": states,
+            "state_indices": inputs["state_indices"][i : i + 1],
+            "query_start_loc": torch.tensor([0, length], dtype=torch.int32),
+            "has_initial_state": inputs["has_initial_state"][i : i + 1],
+        }
+        assert torch.equal(causal_conv1d(**(inputs | alone)), out[rows])
+    assert torch.equal(states, inputs["conv_state"])
+
+
+def test_states_beyond_2_to_the_31_elements_are_reached(lazy_memory, assert_same_bits):
+    stride = 2**30 + 8
+    inputs, _ = make(lengths=(5,), dim=8)
+    dense = inputs["conv_state"].clone()
+    inputs["conv_state"] = lazy_memory(2 * stride + 24, F32).as_strided((3, 8, 3), (stride, 3, 1))
+    inputs["conv_state"][2] = dense[2]
+    out = causal_conv1d(**inputs)
+    assert_same_bits(out, causal_conv1d(**(inputs | {"conv_state": dense})))
+    assert_same_bits(inputs["conv_state"][2], dense[2])
+
+
+BAD = {
+    "x": (torch.zeros(15, 71), ValueError),
+    "bias": (torch.zeros(72, 1), ValueError),
+    "conv_state": (torch.zeros(7, 72, 4), ValueError),
+    "state_indices": (torch.zeros(4), TypeError),
+    "query_start_loc": (torch.tensor([0, 5, 5, 6, 14], dtype=torch.int32), ValueError),
+    "has_initial_state": (torch.zeros(4, dtype=torch.int32), TypeError),
+    "activation": ("gelu", ValueError),
+    "out": (torch.zeros(15, 73), ValueError),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_argument_is_named(name):
+    value, error = BAD[name]
+    inputs, _ = make()
+    with pytest.raises(error, match=f"^{name}: expected"):
+        causal_conv1d(**(inputs | {name: value}))
+
+
+@pytest.mark.parametrize("width", [1, 9])
+def test_a_width_that_no_kernel_has_is_refused(width):
+    inputs, _ = make(width=width)
+    with pytest.raises(ValueError, match=f"^weight: expected a width from 2 to 8, got {width}"):
+        causal_conv1d(**inputs)
+
+
+@pytest.mark.parametrize("num_new", [0, 9])
+def test_an_update_of_too_many_tokens_is_refused(num_new):
+    inputs, _ = make(lengths=(num_new,))
+    x = inputs["x"].reshape(1, num_new, 72)
+    names = ("weight", "bias", "conv_state", "state_indices")
+    with pytest.raises(ValueError, match=f"^x: expected 1 to 8 new tokens .*, got {num_new}"):
+        causal_conv1d_update(x, **{name: inputs[name] for name in names})

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from blockstride.kernels.checks import expect, expect_query_start_loc, expect_tensor
+
+CPU = torch.device("cpu")
+
+
+def test_a_refusal_names_the_argument_and_says_what_was_expected_and_what_came():
+    with pytest.raises(ValueError, match=r"^size: expected 3, got 4$"):
+        expect(False, "size", 3, 4)
+    with pytest.raises(TypeError, match=r"^kind: expected a, got b$"):
+        expect(False, "kind", "a", "b", TypeError)
+    expect(True, "size", 3, 3)
+
+
+def test_a_tensor_is_held_to_shape_dtype_and_device():
+    x = torch.zeros(2, 3)
+    expect_tensor(x, "x", (2, 3), (torch.float32, torch.int8), CPU)
+    with pytest.raises(ValueError, match=r"^x: expected shape \(3, 2\), got shape \(2, 3\)$"):
+        expect_tensor(x, "x", (3, 2), (torch.float32,), CPU)
+    with pytest.raises(
+        TypeError, match=r"^x: expected torch.int8 or torch.bool, got torch.float32"
+    ):
+        expect_tensor(x, "x", (2, 3), (torch.int8, torch.bool), CPU)
+    with pytest.raises(ValueError, match=r"^x: expected a tensor on meta, got one on cpu$"):
+        expect_tensor(x, "x", (2, 3), (torch.float32,), torch.device("meta"))
+
+
+@pytest.mark.parametrize("starts", [[0], [0, 0], [0, 3, 3, 7]])
+def test_runs_that_cover_all_tokens_pass(starts):
+    expect_query_start_loc(torch.tensor(starts), starts[-1])
+
+
+@pytest.mark.parametrize("starts", [[1, 7], [0, 4, 3, 7], [0, 6], [0, 8]])
+def test_runs_that_do_not_cover_all_tokens_are_refused(starts):
+    with pytest.raises(ValueError, match=r"^query_start_loc: expected a sum that starts at 0"):
+        expect_query_start_loc(torch.tensor(starts), 7)

@@ -1,0 +1,105 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import silu
+
+from blockstride.kernels import expert_mlp
+
+NAN = float("nan")
+F32, BF16 = torch.float32, torch.bfloat16
+
+# a base row, then one changed factor a row
+ROWS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "no-token": {"num_tokens": 0},
+    "one-token": {"num_tokens": 1},
+    "many-tokens": {"num_tokens": 70},
+    "one-expert": {"num_experts": 1, "top_k": 1},
+    "top-1": {"top_k": 1},
+    "all-experts": {"top_k": 4},
+    "odd-sizes": {"hidden": 37, "inner": 23},
+    "bf16": {"dtype": BF16},
+}
+
+
+def make(num_tokens=9, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32) -> dict[str, Any]:
+    weights, expert_ids = torch.randn(num_tokens, num_experts).softmax(-1).topk(top_k)
+    return {
+        "x": torch.randn(num_tokens, hidden).to(dtype),
+        "gate_up": (torch.randn(num_experts, 2 * inner, hidden) / hidden**0.5).to(dtype),
+        "down": (torch.randn(num_experts, hidden, inner) / inner**0.5).to(dtype),
+        "expert_ids": expert_ids,
+        "expert_weights": weights,
+    }
+
+
+def mixture(inputs, dtype):
+    """Outputs by definition, a token and an expert at a time."""
+    wide = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    out = torch.zeros_like(wide["x"])
+    for token, chosen in enumerate(inputs["expert_ids"].tolist()):
+        for k, expert in enumerate(chosen):
+            gate, up = (wide["gate_up"][expert] @ wide["x"][token]).chunk(2)
+            output = wide["down"][expert] @ (silu(gate) * up)
+            out[token] += wide["expert_weights"][token, k] * output
+    return out
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
+def test_outputs_are_the_weighed_sum_of_the_chosen_experts(row, assert_accurate):
+    inputs = make(**row)
+    out = expert_mlp(**inputs)
+    assert out.dtype == inputs["x"].dtype
+    plain = mixture(inputs, out.dtype)
+    assert_accurate(out, mixture(inputs, torch.float64), plain)
+
+
+def test_experts_that_no_token_chose_are_not_read():
+    inputs = make(top_k=1)
+    inputs["expert_ids"] = torch.tensor([1, 3] * 4 + [1])[:, None]
+    exact = mixture(inputs, torch.float64)
+    inputs["gate_up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
+    torch.testing.assert_close(expert_mlp(**inputs), exact.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_a_token_may_choose_an_expert_twice(dtype):
+    inputs = make()
+    inputs["expert_ids"] = torch.full((9, 2), 2, dtype=dtype)
+    exact = mixture(inputs, torch.float64)
+    torch.testing.assert_close(expert_mlp(**inputs), exact.float())
+
+
+@given(order=st.permutations(range(9)))
+def test_tokens_in_another_order_give_the_same_rows(order):
+    inputs = make()
+    shuffled = {name: inputs[name][order] for name in ("x", "expert_ids", "expert_weights")}
+    torch.testing.assert_close(expert_mlp(**(inputs | shuffled)), expert_mlp(**inputs)[order])
+
+
+def test_strided_inputs_are_read_as_they_are():
+    inputs = make()
+    wide = torch.full((9, 50), NAN)
+    wide[:, 5:37] = inputs["x"]
+    transposed = inputs["down"].transpose(1, 2).contiguous().transpose(1, 2)
+    out = expert_mlp(**(inputs | {"x": wide[:, 5:37], "down": transposed}))
+    torch.testing.assert_close(out, expert_mlp(**inputs))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("x", torch.zeros(9, 31), ValueError),
+        ("gate_up", torch.zeros(4, 95, 32), ValueError),
+        ("down", torch.zeros(4, 32, 48, dtype=BF16), TypeError),
+        ("expert_ids", torch.zeros(9, 2), TypeError),
+        ("expert_weights", torch.zeros(9, 1), ValueError),
+    ],
+)
+def test_a_wrong_argument_is_named(name, value, error):
+    with pytest.raises(error, match=f"^{name}: expected"):
+        expert_mlp(**(make() | {name: value}))

@@ -1,0 +1,92 @@
+from typing import Any
+
+import pytest
+import torch
+
+from blockstride.kernels import rms_norm
+
+NAN = float("nan")
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SHAPES = [(0, 8), (1, 1), (3, 64), (5, 200), (2, 3, 70), (96,), (300, 256)]
+
+
+def normed(x, weight, eps, dtype):
+    x, weight = x.to(dtype), weight.to(dtype)
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_rows_have_unit_root_mean_square_times_the_weight(shape, dtype, assert_accurate):
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
+    out = rms_norm(x, weight, 1e-6)
+    assert out.dtype == dtype
+    exact, plain = (normed(x, weight, 1e-6, wide) for wide in (torch.float64, F32))
+    assert_accurate(out, exact, plain.to(dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "residual_dtype"), [(F32, F32), (BF16, BF16), (BF16, F32)])
+def test_a_residual_is_added_first_and_updated(
+    shape, dtype, residual_dtype, assert_accurate, assert_same_bits
+):
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
+    residual = torch.randn(shape).to(residual_dtype)
+    total = (x.float() + residual.float()).to(residual_dtype)
+    out, returned = rms_norm(x, weight, 1e-5, residual=residual)
+    assert returned is residual
+    assert out.dtype == dtype
+    assert_same_bits(residual, total)
+    exact, plain = (normed(total, weight, 1e-5, wide) for wide in (torch.float64, F32))
+    assert_accurate(out, exact, plain.to(dtype))
+
+
+def test_slices_of_wider_tensors_are_read_and_written_in_place(assert_same_bits):
+    x, residual, weight = torch.randn(4, 70), torch.randn(4, 70), torch.randn(70)
+    expected, total = rms_norm(x, weight, 1e-6, residual=residual.clone())
+    wide = torch.full((3, 4, 80), NAN)
+    wide[0, :, 5:75], wide[1, :, 5:75] = x, residual
+    slices = wide[:, :, 5:75]
+    rms_norm(slices[0], weight, 1e-6, residual=slices[1], out=slices[2])
+    assert_same_bits(slices[2], expected)
+    assert_same_bits(slices[1], total)
+    assert torch.isnan(wide[:, :, :5]).all()
+    assert torch.isnan(wide[:, :, 75:]).all()
+
+
+def test_a_residual_of_any_strides_is_updated(assert_same_bits):
+    x, residual, weight = torch.randn(3, 4, 5), torch.randn(5, 4, 3).permute(2, 1, 0), torch.ones(5)
+    total = x + residual
+    out, returned = rms_norm(x, weight, 1e-6, residual=residual)
+    assert returned is residual
+    assert_same_bits(residual, total)
+    assert_same_bits(out, rms_norm(total, weight, 1e-6))
+
+
+def test_the_result_may_replace_its_input(assert_same_bits):
+    x, weight = torch.randn(5, 200), torch.randn(200)
+    expected = rms_norm(x, weight, 1e-6)
+    assert rms_norm(x, weight, 1e-6, out=x) is x
+    assert_same_bits(x, expected)
+
+
+def test_eps_bounds_the_scale_of_a_row_of_zeros():
+    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6), torch.zeros(2, 8))
+    small = torch.full((1, 8), 1e-3)
+    torch.testing.assert_close(rms_norm(small, torch.ones(8), 1e-6), small / 2e-6**0.5)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("x", torch.zeros(2, 8, dtype=torch.float64), TypeError),
+        ("weight", torch.zeros(7), ValueError),
+        ("residual", torch.zeros(3, 8), ValueError),
+        ("out", torch.zeros(2, 8, dtype=BF16), TypeError),
+    ],
+)
+def test_a_wrong_argument_is_named(name, value, error):
+    arguments: dict[str, Any] = {"x": torch.zeros(2, 8), "weight": torch.zeros(8), "eps": 1e-6}
+    with pytest.raises(error, match=f"^{name}: expected"):
+        rms_norm(**(arguments | {name: value}))

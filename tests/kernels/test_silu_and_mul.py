@@ -1,0 +1,56 @@
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from blockstride.kernels import silu_and_mul
+
+NAN = float("nan")
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+def gated(gate_up, dtype):
+    gate, up = gate_up.to(dtype).chunk(2, -1)
+    return silu(gate) * up
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (1, 2), (3, 128), (5, 300), (2, 3, 70), (10,)], ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_the_second_half_is_gated_by_the_first(shape, dtype, assert_accurate):
+    gate_up = (torch.randn(shape) * 5).to(dtype)
+    out = silu_and_mul(gate_up)
+    assert out.dtype == dtype
+    assert_accurate(out, gated(gate_up, torch.float64), gated(gate_up, F32).to(dtype))
+
+
+@pytest.mark.parametrize("gate", [-1e4, -88.0, -30.0, 0.0, 30.0, 88.0, 1e4])
+def test_gates_of_any_size_neither_overflow_nor_vanish_early(gate):
+    out = silu_and_mul(torch.tensor([[gate, 1.0]]))
+    torch.testing.assert_close(out, silu(torch.tensor([[gate]])), rtol=1e-6, atol=1e-30)
+
+
+def test_a_slice_is_written_in_place_and_nothing_around_it():
+    gate_up = torch.randn(4, 140)
+    wide_in, wide_out = torch.full((4, 150), NAN), torch.full((4, 90), NAN)
+    wide_in[:, 6:146] = gate_up
+    out = wide_out[:, 7:77]
+    assert silu_and_mul(wide_in[:, 6:146], out=out) is out
+    assert torch.equal(out, silu_and_mul(gate_up))
+    assert torch.isnan(wide_out[:, :7]).all()
+    assert torch.isnan(wide_out[:, 77:]).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("gate_up", torch.zeros(2, 7), ValueError),
+        ("gate_up", torch.zeros(2, 8, dtype=torch.int32), TypeError),
+        ("out", torch.zeros(2, 8), ValueError),
+    ],
+)
+def test_a_wrong_argument_is_named(name, value, error):
+    arguments: dict[str, Any] = {"gate_up": torch.zeros(2, 8)}
+    with pytest.raises(error, match=f"^{name}: expected"):
+        silu_and_mul(**(arguments | {name: value}))

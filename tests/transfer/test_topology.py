@@ -1,0 +1,175 @@
+"""Topology: engines that are registered, and those that can't be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockstride.layouts import (
+    CacheSpec,
+    Interval,
+    KVCacheLayout,
+    full_attention,
+    gated_delta_net,
+    mamba2,
+    sliding_window_attention,
+)
+from blockstride.transfer import EngineTransferInfo, TransferTopology
+from tests.transfer.support import random_hand_over
+
+BF16 = torch.bfloat16
+
+
+def specs(**changed: CacheSpec) -> dict[str, CacheSpec]:
+    right: dict[str, CacheSpec] = {
+        "a": full_attention(4, 8, BF16),
+        "m": mamba2(8, 4, 8, 4, n_groups=2, conv_dtype=BF16),
+        "w": sliding_window_attention(4, 8, BF16, window=64),
+    }
+    return {**right, **changed}
+
+
+def engine(name: str, layers: dict[str, CacheSpec] | None = None, **more) -> EngineTransferInfo:
+    given = {
+        "layout": KVCacheLayout.LBHNC,
+        "policy": "unified",
+        "block_size": 16,
+        "num_blocks": (32,),
+    }
+    return EngineTransferInfo(name, layers or specs(), **{**given, **more})
+
+
+def test_registering_an_engine_again_changes_nothing_and_a_change_is_an_error():
+    topology = TransferTopology(engine("d"))
+    topology.register_remote_engine(engine("p"))
+    mapping = topology.mapping("p")
+    topology.register_remote_engine(engine("p"))
+    assert topology.mapping("p") is mapping
+    with pytest.raises(
+        ValueError, match=r"p\.block_size: expected 16, as registered before, got 32"
+    ):
+        topology.register_remote_engine(engine("p", block_size=32))
+    topology.unregister_remote_engine("p")
+    topology.unregister_remote_engine("p")
+    topology.register_remote_engine(engine("p", block_size=32))
+    assert topology.get_engine_info("p").block_size == 32
+
+
+def test_an_engine_that_is_not_known_is_an_error_that_lists_the_others():
+    topology = TransferTopology(engine("d"))
+    topology.register_remote_engine(engine("p"))
+    with pytest.raises(ValueError, match=r"engine_id: expected one of \['p'\], got 'q'"):
+        topology.handshake_target_ranks("q")
+    with pytest.raises(ValueError, match="rank: expected 0 to 0, got 1"):
+        TransferTopology(engine("d"), 1)
+
+
+def test_a_rank_describes_itself_and_whom_it_reads_from_in_one_line():
+    topology = TransferTopology(engine("d", tp_size=2), 1)
+    topology.register_remote_engine(engine("p", tp_size=4, block_size=32, kernel_block_size=16))
+    assert topology.handshake_target_ranks("p") == (2, 3)
+    assert topology.describe("p") == (
+        "d (tp 2, LBHNC, unified, blocks of 16 tokens) rank 1 reads ranks 2, 3 of "
+        "p (tp 4, LBHNC, unified, blocks of 32 tokens of 2 kernel blocks)"
+    )
+
+
+def test_a_producer_learns_its_readers_from_the_same_mapping():
+    topology = TransferTopology(engine("p", tp_size=2), 0)
+    topology.register_remote_engine(engine("d", tp_size=4))
+    assert topology.expected_readers("d") == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"a": full_attention(4, 8, torch.float16)},
+            r"a k\.dtype: expected .*bfloat16, got .*float16",
+        ),
+        ({"a": full_attention(4, 16, BF16)}, r"a k\.axes: expected .*'content': 8.*got .*16"),
+        ({"a": full_attention(8, 8, BF16)}, r"a k\.axes: expected .*'head': 4.*got .*'head': 8"),
+        (
+            {"m": mamba2(8, 4, 8, 4, n_groups=1, conv_dtype=BF16)},
+            r"m conv\.B\.axes: expected .*'channel': 16.*got .*'channel': 8",
+        ),
+        (
+            {"m": mamba2(8, 4, 8, 4, n_groups=2, conv_dtype=BF16, ssm_dtype=BF16)},
+            r"m ssm\.dtype: expected .*float32, got .*bfloat16",
+        ),
+        (
+            {"m": mamba2(4, 8, 8, 4, n_groups=2, conv_dtype=BF16)},
+            r"m conv\.x\.shard: expected .*32, 4.*got .*32, 8",
+        ),
+        (
+            {"m": gated_delta_net(2, 8, 8, 4, 4, conv_dtype=BF16)},
+            r"m fields: expected .*got .*conv\.k",
+        ),
+        (
+            {"w": sliding_window_attention(4, 8, BF16, window=32)},
+            r"w\.window: expected 64, got 32",
+        ),
+        ({"x": full_attention(4, 8, BF16)}, r"layers of p: expected those of d, got \['x'\]"),
+    ],
+    ids=[
+        "dtype",
+        "head size",
+        "heads",
+        "groups",
+        "state dtype",
+        "unit",
+        "kind",
+        "window",
+        "layers",
+    ],
+)
+def test_caches_of_another_model_are_refused_by_layer_field_and_both_values(changed, message):
+    topology = TransferTopology(engine("d"))
+    with pytest.raises(ValueError, match=message):
+        topology.register_remote_engine(engine("p", specs(**changed)))
+
+
+def test_memory_order_and_packing_may_differ():
+    packed = engine("d")
+    other = engine(
+        "p",
+        specs(
+            a=full_attention(4, 8, BF16, packed=False),
+            m=mamba2(8, 4, 8, 4, n_groups=2, conv_dtype=BF16, conv_order="SD"),
+        ),
+        layout=KVCacheLayout.BHLNC,
+    )
+    TransferTopology(packed).register_remote_engine(other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_blocks": (32, 32)}, "num_blocks: expected 1 counts, one a pool"),
+        ({"tp_size": 0}, "tp_size: expected at least 1, got 0"),
+        (
+            {"tp_size": 3},
+            r"tp_size: expected a divisor of 4 \(k\.head\), or a multiple of 4, got 3",
+        ),
+        ({"stages": (Interval(0, 1), Interval(2, 3))}, "stages: expected intervals that tile 3"),
+        ({"cp_size": 2, "cp_interleave": 3}, "cp_interleave: expected a divisor of 16, got 3"),
+        ({"advertised_block_bytes": (5,)}, "block bytes of p: expected .*as its specs.*got"),
+        ({"layers": specs(a=full_attention(4, 8, BF16).tp_shard(0, 2))}, "a: expected the spec of"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_sizes_that_contradict_each_other_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        engine("p", **changed)
+
+
+def test_advertised_block_bytes_that_agree_are_accepted():
+    known = engine("p")
+    assert replace(known, advertised_block_bytes=known.block_bytes).block_bytes == known.block_bytes
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_ranks_are_numbered_by_stage_then_tokens_then_heads(seed):
+    info = random_hand_over(seed).local
+    for rank in range(info.world_size):
+        assert info.rank(info.coordinates(rank)) == rank
