@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -101,7 +102,8 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     """A seeded model, saved by transformers."""
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = transformers.JambaConfig(**{**BASE, **MODELS[name]})
+    sizes: dict[str, Any] = {**BASE, **MODELS[name]}
+    config = transformers.JambaConfig(**sizes)
     path = folder / name
     transformers.JambaForCausalLM(config).save_pretrained(path)
     return path
@@ -148,7 +150,7 @@ def show(results: dict) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="time Jamba beside its peers")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

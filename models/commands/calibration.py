@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,57 +17,80 @@ from blockstride.kernels import block_copy
 from blockstride.layouts import KVCacheLayout
 from blockstride.transfer import CostModel, calibrate
 
+OWNER = "calibrate-owner"
 REPEATS = 5
-REGION_BYTES = 1 << 26
-"""Memory of each side: twice the largest probe, so that ranges can be apart."""
+REGION_BYTES = 1 << 28
+"""Memory of each side: several times what the largest probe spans."""
 
 
 def measure_cost_model() -> CostModel:
-    """Fits the cost model to READs between two NIXL agents of this process, in host memory.
+    """Fits the cost model to READs from another process, between host memories.
 
     Raises:
         ValueError: NIXL is not installed, or its times do not fit.
     """
-    source = f"NIXL, UCX over host memory, {platform.machine()}, {torch.get_num_threads()} threads"
-    return calibrate(_nixl_read_seconds(), _conversion_rate(), source)
+    source = f"NIXL, UCX over host memory, {platform.machine()}, {os.cpu_count()} cores"
+    here, there = get_context("spawn").Pipe()
+    owner = get_context("spawn").Process(target=_own_memory, args=(there,), daemon=True)
+    owner.start()
+    try:
+        return calibrate(_read_seconds(here), _conversion_rate(), source)
+    finally:
+        here.send(None)
+        owner.join()
 
 
-def _nixl_read_seconds() -> Callable[[int, int], float]:
-    """`(descriptors, bytes of each) -> seconds` of the fastest of some READs."""
+def _agent(name: str) -> tuple[Any, np.ndarray]:
+    """A NIXL agent, and the memory that it has registered."""
     try:
         from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415
     except ImportError as error:
         raise ValueError("--calibrate: expected nixl to be installed, got none") from error
-    config = nixl_agent_config(enable_prog_thread=False)
-    reader, owner = nixl_agent("calibrate-reader", config), nixl_agent("calibrate-owner", config)
-    ours, theirs = (np.ones(REGION_BYTES, dtype=np.uint8) for _ in range(2))
-    for agent, region in ((reader, ours), (owner, theirs)):
-        agent.register_memory([(region.ctypes.data, region.nbytes, 0, "")], "DRAM")
-    reader.add_remote_agent(owner.get_agent_metadata())
-    owner.add_remote_agent(reader.get_agent_metadata())
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False))
+    region = np.ones(REGION_BYTES, dtype=np.uint8)
+    agent.register_memory([(region.ctypes.data, region.nbytes, 0, "")], "DRAM")
+    return agent, region
+
+
+def _own_memory(pipe: Connection) -> None:
+    """The process that is read from: answers until something comes through the pipe."""
+    agent, region = _agent(OWNER)
+    pipe.send((agent.get_agent_metadata(), region.ctypes.data))
+    while not pipe.poll():
+        # without a progress thread an agent answers only when it is called
+        agent.get_new_notifs()
+
+
+def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
+    """`(descriptors, bytes of each) -> seconds` of the fastest of some READs."""
+    reader, ours = _agent("calibrate-reader")
+    metadata, theirs = pipe.recv()
+    reader.add_remote_agent(metadata)
 
     def seconds(count: int, nbytes: int) -> float:
         # every other range, so that NIXL merges none
-        rows = [
-            np.array([[region.ctypes.data, nbytes, 0, 2 * nbytes, count]], dtype=np.int64)
-            for region in (ours, theirs)
-        ]
-        local = reader.prep_xfer_dlist("NIXL_INIT_AGENT", rows[0], "DRAM")
-        remote = reader.prep_xfer_dlist("calibrate-owner", rows[1], "DRAM")
-        ids = np.arange(count, dtype=np.int32)
-        handle = reader.make_prepped_xfer("READ", local, ids, remote, ids)
+        span, ids = 2 * nbytes * count, np.arange(count, dtype=np.int32)
         times = []
-        for _ in range(REPEATS):
+        for repeat in range(REPEATS):
+            # other memory every time, so that no cache holds it
+            first = repeat * span % (REGION_BYTES - span + 1)
+            local, remote = (
+                reader.prep_xfer_dlist(
+                    agent,
+                    np.array([[address + first, nbytes, 0, 2 * nbytes, count]], dtype=np.int64),
+                    "DRAM",
+                )
+                for agent, address in (("NIXL_INIT_AGENT", ours.ctypes.data), (OWNER, theirs))
+            )
+            handle = reader.make_prepped_xfer("READ", local, ids, remote, ids)
             begin = time.perf_counter()
             state = reader.transfer(handle)
             while state == "PROC":
-                # without a progress thread the owner answers only when it calls its agent
-                owner.get_new_notifs()
                 state = reader.check_xfer_state(handle)
             times.append(time.perf_counter() - begin)
-        reader.release_xfer_handle(handle)
-        for prepared in (local, remote):
-            reader.release_dlist_handle(prepared)
+            reader.release_xfer_handle(handle)
+            for prepared in (local, remote):
+                reader.release_dlist_handle(prepared)
         return min(times)
 
     return seconds

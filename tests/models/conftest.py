@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class Reference:
         torch.manual_seed(seed)
         self.path = path
         self.config = transformers.JambaConfig(**{**BASE, **config})
-        self.model = transformers.JambaForCausalLM(self.config).eval()
+        self.model: Any = transformers.JambaForCausalLM(self.config).eval()
         # transformers leaves norms and D at one, which would hide a norm applied to the wrong part
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

@@ -261,7 +261,5 @@ def test_a_file_that_is_no_config_is_refused(content, message, tmp_path):
 
 def test_a_missing_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "absent.json"):
-        with pytest.raises(
-            ValueError, match=r"config: expected a config.json or a folder"
-        ):
+        with pytest.raises(ValueError, match=r"config: expected a config.json or a folder"):
             read_config(path)

@@ -82,14 +82,10 @@ def test_more_prompts_than_rows_are_all_answered_in_order(reference):
 
 
 def test_low_precision_models_and_fp8_caches_generate(reference):
-    for options in (
-        {"dtype": "bfloat16"},
-        {"dtype": "float16"},
-        {"kv_cache_dtype": "float8_e4m3fn"},
-    ):
-        (completion,) = LLM(reference.path, **options).generate(
-            "hello", SamplingParams(max_tokens=8, ignore_eos=True)
-        )
+    models = [LLM(reference.path, dtype=dtype) for dtype in ("bfloat16", "float16")]
+    models.append(LLM(reference.path, kv_cache_dtype="float8_e4m3fn"))
+    for llm in models:
+        (completion,) = llm.generate("hello", SamplingParams(max_tokens=8, ignore_eos=True))
         assert len(completion.token_ids) == 8
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from blockstride.models.commands.train import add_arguments, run
 from blockstride.models.training import HybridConfig, TrainingOptions, bits_per_byte, train
-from blockstride.models.training.command import add_arguments, run
 from blockstride.models.training.module import Hybrid, initialise
 from blockstride.models.training.text import as_tokens, split_text, windows, with_bos
 
@@ -94,7 +94,9 @@ def test_resumed_run_may_be_longer_but_not_shorter_than_what_is_done(text, tmp_p
 @pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04"])
 def test_file_that_is_no_state_is_refused(text, tmp_path, content):
     (tmp_path / "training_state.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"training_state\.pt: expected the state of a run, got another"):
+    with pytest.raises(
+        ValueError, match=r"training_state\.pt: expected the state of a run, got another"
+    ):
         train(text, tmp_path, config=CONFIG, options=OPTIONS)
 
 

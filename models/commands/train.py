@@ -44,18 +44,23 @@ def run(args: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(TrainingOptions)]
     options = TrainingOptions(**{name: getattr(args, name) for name in names})
     console = Console(soft_wrap=True, highlight=False)
-    with ProgressBar(*COLUMNS, console=console) as bar:
-        task = bar.add_task("train", total=options.steps, loss=math.nan, speed=0.0)
+    bar = ProgressBar(*COLUMNS, console=console)
+    task = bar.add_task("train", total=options.steps, loss=math.nan, speed=0.0)
 
-        def show(progress: Progress) -> None:
-            loss, held_out = progress.train_bits_per_byte, progress.held_out_bits_per_byte
-            speed = progress.tokens_per_second
-            bar.update(task, completed=progress.step, loss=loss, speed=speed)
-            if held_out is not None:
-                line = f"step {progress.step}: {loss:.3f} bits/byte, {held_out:.3f} held out"
-                console.print(f"{line}, {speed:,.0f} tokens/s")
+    def show(progress: Progress) -> None:
+        # not before the first step: an error about the input stands alone
+        bar.start()
+        loss, held_out = progress.train_bits_per_byte, progress.held_out_bits_per_byte
+        speed = progress.tokens_per_second
+        bar.update(task, completed=progress.step, loss=loss, speed=speed)
+        if held_out is not None:
+            line = f"step {progress.step}: {loss:.3f} bits/byte, {held_out:.3f} held out"
+            console.print(f"{line}, {speed:,.0f} tokens/s")
 
-        config = CONFIGS[args.config]
+    config = CONFIGS[args.config]
+    try:
         bits = train(args.text, args.out, config=config, options=options, report=show)
+    finally:
+        bar.stop()
     console.print(f"{args.out}: {bits:.3f} bits/byte on held-out text")
     return 0
