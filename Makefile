@@ -37,8 +37,9 @@ lint: $(READY)  ## style and types
 	$(BIN)/pyright
 
 # shape checks would be timed as well
-bench: $(READY)  ## run every benchmark and print its table
+bench: $(READY)  ## time kernels and plans, then models beside transformers, and print tables
 	$(BIN)/pytest bench --jaxtyping-packages=
+	$(BIN)/python bench/models_vs_peers.py
 
 prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove

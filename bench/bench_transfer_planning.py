@@ -13,6 +13,7 @@ from blockstride.transfer import (
     BlockIds,
     EngineTransferInfo,
     EngineTransferPlan,
+    ReadSpec,
     TransferRequest,
     TransferTopology,
     generate_engine_transfer_plan,
@@ -45,17 +46,24 @@ def shake_hands(local: EngineTransferInfo, remote: EngineTransferInfo) -> Engine
     return plan
 
 
-def request(num_blocks: int, wanted: int) -> TransferRequest:
+def scattered(num_blocks: int, wanted: int) -> list[np.ndarray]:
+    """Ids of both sides."""
     rng = np.random.default_rng(wanted)
-    ids = [rng.choice(num_blocks - 1, wanted, replace=False).astype(np.int32) + 1 for _ in range(2)]
-    return TransferRequest(wanted * BLOCK_SIZE, [BlockIds(ids[0])], [BlockIds(ids[1])])
+    return [
+        rng.choice(num_blocks - 1, wanted, replace=False).astype(np.int32) + 1 for _ in range(2)
+    ]
+
+
+def read(plan: EngineTransferPlan, ids: list[np.ndarray]) -> ReadSpec:
+    request = TransferRequest(len(ids[0]) * BLOCK_SIZE, [BlockIds(ids[0])], [BlockIds(ids[1])])
+    return plan.reads(request)[0]
 
 
 @pytest.mark.benchmark(group="handshake", disable_gc=True)
 @pytest.mark.parametrize("num_blocks", [1_000, 20_000, 1_000_000])
 @pytest.mark.parametrize("remote_tp", [1, 4])
 @pytest.mark.parametrize("layout", ["LBHNC", "BHLNC"])
-def bench_handshake(benchmark, layout, remote_tp, num_blocks):
+def test_a_handshake(benchmark, layout, remote_tp, num_blocks):
     local = engine("reader", layout, 1, num_blocks)
     local.rank_cache(0)
 
@@ -72,13 +80,12 @@ def bench_handshake(benchmark, layout, remote_tp, num_blocks):
 @pytest.mark.parametrize("wanted", [512, 2048, 8192])
 @pytest.mark.parametrize("num_blocks", [10_000, 1_000_000])
 @pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])
-def bench_request(benchmark, layout, num_blocks, wanted):
+def test_a_request(benchmark, layout, num_blocks, wanted):
     plan = shake_hands(
         engine("reader", layout, 1, num_blocks), engine("producer", layout, 1, num_blocks)
     )
-    asked = request(num_blocks, wanted)
-    (read,) = benchmark(plan.reads, asked)
+    found = benchmark(read, plan, scattered(num_blocks, wanted))
     rows = LAYERS if layout == "LBHNC" else 1
-    assert len(read.wire.local) == rows * wanted
-    assert np.all(np.diff(read.wire.local) > 0)
+    assert len(found.wire.local) == rows * wanted
+    assert np.all(np.diff(found.wire.local) > 0)
     benchmark.extra_info["descriptors"] = rows * wanted

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.testing import do_bench
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "kernels" / "gpu")]
@@ -56,7 +57,8 @@ def timer(smoke: bool) -> Callable[[Callable[[], object]], float]:
 
     def median_us(call: Callable[[], object]) -> float:
         # the cache of 60 MB is flushed before every run
-        return 1e3 * float(triton.testing.do_bench(call, warmup=20, rep=60, return_mode="median"))
+        milliseconds: Any = do_bench(call, warmup=20, rep=60, return_mode="median")
+        return 1e3 * milliseconds
 
     return median_us
 
@@ -126,7 +128,7 @@ def _text(value: object) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()

@@ -60,7 +60,8 @@ class Step:
         shape = (num_blocks, NUM_KV_HEADS, self.block_size, 2 * HEAD_SIZE)
         cache = torch.empty(shape, dtype=self.cache_dtype, device=self.device)
         for part in cache.split(1024):
-            part.copy_(torch.randn(part.shape, device=self.device))
+            noise = torch.randn(part.shape, device=self.device)
+            part.copy_((noise * 40).clamp(-127, 127) if self.cache_dtype == torch.int8 else noise)
         blocks = torch.randperm(num_blocks - 1, device=self.device)[: self.num_seqs * per_seq] + 1
         query = torch.randn(
             self.num_seqs * self.query_len, NUM_HEADS, HEAD_SIZE, device=self.device
@@ -78,8 +79,9 @@ class Step:
     def options(self) -> dict:
         options: dict = {"scale": SCALE, "window": self.window}
         if self.cache_dtype.itemsize == 1:
-            options["k_scale"] = torch.tensor(0.7, device=self.device)
-            options["v_scale"] = torch.tensor(1.3, device=self.device)
+            unit = 0.025 if self.cache_dtype == torch.int8 else 1.0
+            options["k_scale"] = torch.tensor(0.7 * unit, device=self.device)
+            options["v_scale"] = torch.tensor(1.3 * unit, device=self.device)
         return options
 
     def call(self) -> Call:
@@ -110,10 +112,11 @@ class Step:
             (NUM_KV_HEADS, self.length),
             (NUM_KV_HEADS, self.length),
         )
-        return tuple(
+        query, key, value = (
             torch.randn(self.num_seqs, *shape, HEAD_SIZE, device=self.device, dtype=torch.bfloat16)
             for shape in shapes
         )
+        return query, key, value
 
     def sdpa(self) -> Call:
         query, key, value = self.dense()

@@ -82,7 +82,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="variants; all if none is named")
     parser.add_argument("--target", action="append", choices=list(TARGETS))
     parser.add_argument("--json", action="store_true", help="print rows and versions as JSON")

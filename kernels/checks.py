@@ -59,13 +59,12 @@ def expect_tensor(
         ValueError: The shape or the device differs.
         TypeError: The dtype is not accepted.
     """
-    if tensor.shape != shape:
-        expect(False, name, f"shape {shape}", f"shape {tuple(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        names = " or ".join(str(dtype) for dtype in dtypes)
-        expect(False, name, names, tensor.dtype, TypeError)
-    if tensor.device != device:
-        expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")
+    if tensor.shape == shape and tensor.dtype in dtypes and tensor.device == device:
+        return
+    expect(tensor.shape == shape, name, f"shape {shape}", f"shape {tuple(tensor.shape)}")
+    names = " or ".join(str(dtype) for dtype in dtypes)
+    expect(tensor.dtype in dtypes, name, names, tensor.dtype, TypeError)
+    expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")
 
 
 def expect_query_start_loc(query_start_loc: Tensor, num_tokens: int) -> None:

@@ -44,6 +44,11 @@ class BlockIds:
         """What sorts the ids; None when they ascend already."""
         return ascending_order(self.ids)
 
+    @cached_property
+    def ascending(self) -> Int32[np.ndarray, " blocks"]:
+        """The ids, sorted."""
+        return in_order(self.ids, self.order)
+
     @classmethod
     def from_table(cls, table: ArrayLike) -> BlockIds:
         """The ids of a whole block table, whose leading padding (ids <= 0) names no blocks."""
@@ -108,9 +113,10 @@ def check_blocks(
             pools.setdefault(pool, []).append(blocks)
     for pool, lists in pools.items() if side == "local" else ():
         every = BlockIds(np.concatenate([b.ids for b in lists])) if len(lists) > 1 else lists[0]
-        ids = in_order(every.ids, every.order)
-        twice = ids[1:][ids[1:] == ids[:-1]]
-        expect(not len(twice), f"{side} ids in pool {pool}", "distinct blocks", twice.tolist())
+        repeats = every.ascending[1:] == every.ascending[:-1]
+        if repeats.any():
+            twice = every.ascending[1:][repeats].tolist()
+            expect(False, f"{side} ids in pool {pool}", "distinct blocks", twice)
 
 
 def ascending_order(ids: Int32[np.ndarray, " blocks"]) -> Order:
@@ -166,7 +172,7 @@ def group_pairs(plan: GroupPlan, request: TransferRequest) -> Iterator[tuple[Tra
         count = len(local.ids)
         expect(len(remote.ids) >= count, name, f"at least {count} states", len(remote.ids))
         theirs = remote.ids[len(remote.ids) - count :]
-        yield plan.tracks[0], (in_order(local.ids, local.order), in_order(theirs, local.order))
+        yield plan.tracks[0], (local.ascending, in_order(theirs, local.order))
         return
     tokens = needed_tokens(plan, request.num_tokens, local.first)
     ours, theirs = split_blocks(local.ids, plan.local), split_blocks(remote.ids, plan.remote)
@@ -182,8 +188,11 @@ def group_pairs(plan: GroupPlan, request: TransferRequest) -> Iterator[tuple[Tra
         expect(b >= 0, name, f"position {needed} of the table", f"{remote.first} and later")
         mine = ours[a :: plan.local.blocks_per_period][: len(span)]
         other = theirs[b :: plan.remote.blocks_per_period][: len(span)]
-        order = local.order if len(mine) == len(local.ids) else ascending_order(mine)
-        yield track, (in_order(mine, order), in_order(other, order))
+        if plan.local.split == 1 and len(mine) == len(local.ids):
+            yield track, (local.ascending, in_order(other, local.order))
+        else:
+            order = ascending_order(mine)
+            yield track, (in_order(mine, order), in_order(other, order))
 
 
 def split_blocks(ids: Int32[np.ndarray, " blocks"], side: RowSide) -> Int32[np.ndarray, " split"]:

@@ -6,6 +6,7 @@ depends neither on the rest of the batch nor on the number of threads. The task 
 last span of a head merges them.
 """
 
+import array
 import math
 
 import numpy as np
@@ -106,7 +107,7 @@ def _add_tile(scores, output, running, value_size):
         fill(scores, ZERO)
         return
     for lane in range(LANES):
-        scores[lane] = exp(scores[lane] - largest) if scores[lane] > -INFINITY else ZERO
+        scores[lane] = exp(scores[lane] - largest) if scores[lane] != -INFINITY else ZERO
     rescale = exp(before - largest) if before > -INFINITY else ZERO
     running[0] = largest
     running[1] = fma(running[1], rescale, sum_lanes(scores))
@@ -288,12 +289,12 @@ def attend_rows(
     max_spans = max(1, -(-longest // SPAN))
     row_floats = -(-value_size // LANES) * LANES + RUNNING
     partial = torch.empty(num_pairs * max_rows * max_spans * row_floats)
-    arrivals = torch.zeros(num_pairs, dtype=torch.int64)
+    arrivals = array.array("q", bytes(8 * num_pairs))
     fault = _attend(
         num_pairs * max_spans, 2,
         query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), block_table.data_ptr(),
         seq_lens.data_ptr(), query_start_loc.data_ptr(), address_of(softmax.sinks),
-        result.data_ptr(), address_of(lse), partial.data_ptr(), arrivals.data_ptr(),
+        result.data_ptr(), address_of(lse), partial.data_ptr(), arrivals.buffer_info()[0],
         num_heads, num_kv_heads, head_size, value_size, block_size, num_blocks, max_rows, max_spans,
         longest + 1 if softmax.window is None else softmax.window,
         KINDS[key_cache.dtype], KINDS[value_cache.dtype], float_bits(softmax.scale),

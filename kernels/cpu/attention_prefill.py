@@ -35,7 +35,7 @@ from blockstride.kernels.cpu.widen import KINDS, itemsize_of, widen
 TILE_SCORES = 1 << 21
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 256
 TOKENS_PER_TASK = 64
-# rows of scores that make one more thread worth starting
+# rows of scores that are worth a thread
 GRAIN = 16
 
 
@@ -69,22 +69,27 @@ def _gather(address):
 @inlined
 def _softmax(row, lanes, sums, num_columns, first, last, hidden, sink, soft_cap):
     """Turn a row of scores into weights that are not normalised; their largest score and sum."""
-    largest = sink
+    last = min(last, num_columns - 1)
+    fill(sums, -INFINITY)
     for i in range(0, num_columns, LANES):
         width = min(LANES, num_columns - i)
         load(lanes, shifted(row, i), width)
-        hide(lanes, first - i, min(last, num_columns - 1) - i, soft_cap)
-        if hidden != 0:
-            for lane in range(width):
-                lanes[lane] += f32_at(hidden)[i + lane]
-        largest = max(largest, max_lanes(lanes))
-        store(shifted(row, i), lanes, width)
+        # most pieces of a long row are seen whole and need not be written back
+        if first > i or last < i + LANES - 1 or hidden != 0 or soft_cap > ZERO:
+            hide(lanes, first - i, last - i, soft_cap)
+            if hidden != 0:
+                for lane in range(width):
+                    lanes[lane] += f32_at(hidden)[i + lane]
+            store(shifted(row, i), lanes, width)
+        for lane in range(LANES):
+            sums[lane] = lanes[lane] if lanes[lane] > sums[lane] else sums[lane]
+    largest = max(sink, max_lanes(sums))
     fill(sums, ZERO)
     for i in range(0, num_columns, LANES):
         width = min(LANES, num_columns - i)
         load(lanes, shifted(row, i), width)
         for lane in range(LANES):
-            seen = (lanes[lane] > -INFINITY) & (lane < width)
+            seen = (lanes[lane] != -INFINITY) & (lane < width)
             lanes[lane] = exp(lanes[lane] - largest) if seen else ZERO
             sums[lane] += lanes[lane]
         store(shifted(row, i), lanes, width)

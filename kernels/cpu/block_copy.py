@@ -20,9 +20,9 @@ from blockstride.kernels.cpu.native import (
     is_padding,
     num_tasks,
 )
+from blockstride.kernels.cpu.tensors import FLOAT8, to_float8
 
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
-# bytes that make one more thread worth starting
+# bytes that are worth a thread
 GRAIN_BYTES = 1 << 16
 
 
@@ -71,7 +71,10 @@ def block_copy(
         dense = source.new_empty(num_layers, reads + 1, num_heads, block_size, content)
         _run(source, dense, source_blocks, numbers)
         numbers[source_blocks <= 0] = 0
-        _run(_cast(dense, destination.dtype), destination, numbers, destination_blocks)
+        if destination.dtype != source.dtype:
+            narrowed = destination.dtype is FLOAT8
+            dense = to_float8(dense) if narrowed else dense.to(destination.dtype)
+        _run(dense, destination, numbers, destination_blocks)
     else:
         _run(source, destination, source_blocks, destination_blocks)
 
@@ -99,10 +102,3 @@ def _run(
     if fault:
         below = f"ids below {source_limit} to read and {limit} to write"
         expect(False, "source_blocks, destination_blocks", below, "a larger one")
-
-
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in another dtype, saturated where it is fp8."""
-    if dtype is torch.float8_e4m3fn and x.dtype != dtype:
-        x = x.float().clamp(-FP8_MAX, FP8_MAX)
-    return x.to(dtype)

@@ -34,7 +34,7 @@ from blockstride.kernels.cpu.tensors import (
 from blockstride.kernels.cpu.vector_math import fma, silu
 
 RING_FLOATS = LANES * MAX_WIDTH
-# decode tasks that make one more thread worth starting
+# decode tasks that are worth a thread
 GRAIN = 16
 
 
@@ -42,9 +42,12 @@ GRAIN = 16
 def _gather(rows, source, width, num_rows, stride_channel, stride_row):
     """Read a few numbers of each channel of a block, channels becoming innermost."""
     for k in range(num_rows):
-        for lane in range(LANES):
-            place = lane * stride_channel + k * stride_row
-            rows[k * LANES + lane] = source[place] if lane < width else ZERO
+        row, first = shifted(rows, k * LANES), shifted(source, k * stride_row)
+        if stride_channel == 1:
+            load(row, first, width)
+        else:
+            for lane in range(LANES):
+                row[lane] = first[lane * stride_channel] if lane < width else ZERO
 
 
 @inlined
@@ -91,10 +94,10 @@ def _convolution(address):
             continue
         place = block * stride_state_block + channel * stride_state_channel
         page = f32_at(conv_state + 4 * place)
-        # input -width is never used, so that input t stands at t % width from 1 - width on
+        # input 1 - width, the oldest that is used, has place 1
         if has_initial_state == 0 or u8_at(has_initial_state)[sequence] != 0:
-            first = shifted(ring, LANES)
-            _gather(first, page, lanes, width - 1, stride_state_channel, stride_state_tap)
+            past = shifted(ring, LANES)
+            _gather(past, page, lanes, width - 1, stride_state_channel, stride_state_tap)
         else:
             for i in range(width * LANES):
                 ring[i] = ZERO
@@ -111,8 +114,9 @@ def _convolution(address):
             store(f32_at(target + 4 * t * stride_out_token), y, lanes)
         for k in range(width - 1):
             row = shifted(ring, (length + 1 + k) % width * LANES)
+            first = shifted(page, k * stride_state_tap)
             for lane in range(lanes):
-                page[lane * stride_state_channel + k * stride_state_tap] = row[lane]
+                first[lane * stride_state_channel] = row[lane]
 
 
 def causal_conv1d(

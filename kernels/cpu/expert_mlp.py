@@ -14,23 +14,30 @@ def expert_mlp(
     """See `blockstride.kernels.expert_mlp`."""
     num_experts, top_k = len(gate_up), expert_ids.shape[1]
     out = torch.zeros(x.shape)
-    if expert_ids.numel() == 0:
-        return out.to(x.dtype)
     chosen = expert_ids.reshape(-1)
-    smallest, largest = chosen.aminmax()
-    if smallest < 0 or largest >= num_experts:
-        got = f"{int(smallest)} to {int(largest)}"
-        expect(False, "expert_ids", f"experts from 0 to {num_experts - 1}", got)
+    ids = chosen.tolist()
+    if ids and not 0 <= min(ids) <= max(ids) < num_experts:
+        wanted, got = f"experts from 0 to {num_experts - 1}", f"{min(ids)} to {max(ids)}"
+        expect(False, "expert_ids", wanted, got)
+    weights = expert_weights.reshape(-1).float()
+    if len(x) == 1:
+        # one token has nothing to sort
+        for expert, weight in zip(ids, weights.tolist(), strict=True):
+            out.add_(_swiglu(x, gate_up[expert], down[expert]), alpha=weight)
+        return out.to(x.dtype)
     order = chosen.argsort(stable=True)
     tokens = order // top_k
-    rows, outputs = x[tokens], torch.empty(len(order), x.shape[1], dtype=x.dtype)
+    rows, outputs = x[tokens], x.new_empty(len(order), x.shape[1])
     start = 0
     for expert, count in enumerate(chosen.bincount(minlength=num_experts).tolist()):
-        stop = start + count
         if count > 0:
-            inner = silu_and_mul(linear(rows[start:stop], gate_up[expert]), out=None)
-            outputs[start:stop] = linear(inner, down[expert])
-        start = stop
-    weights = expert_weights.reshape(-1)[order].float()
-    out.index_add_(0, tokens, outputs.float() * weights[:, None])
+            stop = start + count
+            outputs[start:stop] = _swiglu(rows[start:stop], gate_up[expert], down[expert])
+            start = stop
+    out.index_add_(0, tokens, outputs.float() * weights[order, None])
     return out.to(x.dtype)
+
+
+def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """One expert, for the rows that chose it."""
+    return linear(silu_and_mul(linear(x, gate_up), out=None), down)

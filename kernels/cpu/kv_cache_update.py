@@ -18,9 +18,9 @@ from blockstride.kernels.cpu.native import (
     is_padding,
     num_tasks,
 )
+from blockstride.kernels.cpu.tensors import FLOAT8, to_float8
 
 TOKENS_PER_TASK = 32
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 @inlined
@@ -97,7 +97,7 @@ def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """New tokens as the cache holds them."""
     if x.dtype is dtype:
         return x
-    if dtype in {torch.float8_e4m3fn, torch.int8}:
-        x = x.float() if scale is None else x.float() / scale
-        x = x.clamp(-FP8_MAX, FP8_MAX) if dtype != torch.int8 else x.round().clamp(-128, 127)
-    return x.to(dtype)
+    if dtype not in {FLOAT8, torch.int8}:
+        return x.to(dtype)
+    x = x.float() if scale is None else x.float() / scale
+    return to_float8(x) if dtype is FLOAT8 else x.round().clamp(-128, 127).to(dtype)

@@ -7,7 +7,8 @@ strides, as a Triton kernel does; hence it exists once whatever the layouts are,
 microseconds.
 
 The threads are the ones that torch keeps for its own operations. A second pool, such as numba's,
-would compete with them for the cores while they spin.
+would compete with them for the cores while they spin. So the rule for a forked process is that of
+torch too: `torch.set_num_threads(1)` first, for the threads did not come along.
 """
 
 import array
@@ -79,18 +80,19 @@ class Program:
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
 
     def __call__(self, num_tasks: int, grain: int, *arguments: int) -> int:
-        """Run every task, on no more threads than torch would use.
+        """Run every task, on the calling thread or on all that torch uses.
 
         Args:
             num_tasks: How many tasks there are to claim.
-            grain: Tasks that make one more thread worth its microseconds.
+            grain: Tasks that are worth a thread; below two such the calling thread does them all.
             arguments: Addresses, sizes and strides, in the order in which the program takes them.
 
         Returns:
             The fault that a task reported, or 0.
         """
         block = array.array("q", (0, num_tasks, 0, *arguments))
-        num_threads = min(num_tasks // grain, torch.get_num_threads())
+        # never fewer than torch's: OpenMP ends threads that a smaller team leaves over
+        num_threads = torch.get_num_threads() if num_tasks >= 2 * grain else 1
         if num_threads > 1 and TEAM is not None:
             TEAM(self._address, block.buffer_info()[0], num_threads, 0)
         elif num_tasks > 0:

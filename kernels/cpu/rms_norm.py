@@ -22,7 +22,13 @@ from blockstride.kernels.cpu.native import (
     shifted,
     stack_f32,
 )
-from blockstride.kernels.cpu.tensors import address_of, delivered, float_rows, is_float_rows
+from blockstride.kernels.cpu.tensors import (
+    address_of,
+    delivered,
+    float_rows,
+    is_float_rows,
+    result_like,
+)
 from blockstride.kernels.cpu.vector_math import ONE
 
 # floats of a task, worth a few microseconds
@@ -93,7 +99,7 @@ def _normed(
     rows = float_rows(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
     gain, result = float_rows(weight), out
     if result is None or result.dim() != 2 or not is_float_rows(result):
-        result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        result = result_like(rows, None)
     num_rows, dim = rows.shape
     rows_per_task = max(1, TASK_FLOATS // max(1, dim))
     _norm(

@@ -36,7 +36,7 @@ from blockstride.kernels.cpu.tensors import (
 from blockstride.kernels.cpu.vector_math import exp, fma, silu, softplus
 from blockstride.kernels.selective_scan import MAX_D_STATE
 
-# decode tasks, each a microsecond or so, that make one more thread worth starting
+# decode tasks, each a microsecond or so, that are worth a thread
 GRAIN = 8
 # side of the squares that are transposed at once
 SQUARE = 16

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         bits = train(args.text, args.out, config=config, options=options, report=show)
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
     console.print(f"{args.out}: {bits:.3f} bits/byte on held-out text")
     return 0

@@ -99,8 +99,9 @@ def test_tokens_keep_their_order_in_blocks_of_another_size(
 @pytest.mark.parametrize(
     ("reads", "writes"), [((0, 2), (1, 2)), ((1, -1), (2, 3)), ((1, 2), (0, 3)), ((1, 2), (3, -1))]
 )
-def test_padding_on_either_side_is_not_copied(reads, writes, assert_same_bits):
-    source, destination = numbered(4, 3), -numbered(4, 3)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_padding_on_either_side_is_not_copied(reads, writes, dtype, assert_same_bits):
+    source, destination = numbered(4, 3), -numbered(4, 3, dtype)
     expected = copied(source, destination, ids(*reads), ids(*writes))
     block_copy(source, destination, ids(*reads), ids(*writes))
     assert_same_bits(destination, expected)
@@ -116,7 +117,7 @@ def test_padding_covers_the_tokens_of_a_larger_block(assert_same_bits):
 
 @pytest.mark.parametrize(
     ("of", "to"),
-    [(F32, BF16), (BF16, F32), (F16, F32), (F32, F16), (F32, F8), (F8, BF16), (I8, I8), (F8, F8)],
+    [(F32, BF16), (BF16, F32), (F32, F16), (F32, F8), (F8, BF16), (BF16, BF16), (I8, I8), (F8, F8)],
     ids=str,
 )
 @pytest.mark.parametrize("layout", ["BLHNC", "CNHBL"])

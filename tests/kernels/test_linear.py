@@ -19,7 +19,9 @@ def test_every_shape_is_as_near_as_torch(num_rows, dim, dim_out, dtype):
     assert got.dtype == dtype
     ulp = torch.finfo(dtype).eps * exact.abs().amax() if num_rows else 0
     error = (got - exact).abs().amax() if num_rows else 0
-    assert error <= 2 * (plain - exact).abs().amax() + ulp if num_rows else got.shape == (0, dim_out)
+    assert (
+        error <= 2 * (plain - exact).abs().amax() + ulp if num_rows else got.shape == (0, dim_out)
+    )
 
 
 def test_rows_and_matrix_may_be_slices_of_wider_tensors():

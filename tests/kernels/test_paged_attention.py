@@ -19,7 +19,7 @@ F32, BF16, F16, F8, I8 = (
 )
 
 # (new tokens, tokens in all) of each sequence: prompt, chunk, decode, nothing, short chunk
-MIXED = ((7, 7), (5, 23), (1, 40), (0, 3), (2, 9))
+MIXED = ((20, 20), (5, 23), (1, 40), (0, 3), (2, 9))
 
 # a base row, then one changed factor a row
 ROWS: dict[str, dict[str, Any]] = {
@@ -226,10 +226,10 @@ def test_a_query_that_sees_nothing_gives_zero(new):
 def test_a_result_of_any_strides_is_filled():
     inputs, options = make()
     expected = paged_attention(**inputs, **options)
-    out = torch.full((64, 15, 4), NAN).permute(1, 2, 0)
+    out = torch.full((64, 28, 4), NAN).permute(1, 2, 0)
     assert paged_attention(**inputs, **options, out=out) is out
     assert torch.equal(out, expected)
-    wide = torch.full((15, 4, 80), NAN)
+    wide = torch.full((28, 4, 80), NAN)
     assert torch.equal(paged_attention(**inputs, **options, out=wide[..., 3:67]), expected)
     assert torch.isnan(wide[..., :3]).all()
     assert torch.isnan(wide[..., 67:]).all()
@@ -238,9 +238,19 @@ def test_a_result_of_any_strides_is_filled():
 def test_queries_may_be_a_slice_of_a_wider_tensor():
     inputs, options = make()
     expected = paged_attention(**inputs, **options)
-    wide = torch.full((15, 12, 64), NAN)
+    wide = torch.full((28, 12, 64), NAN)
     wide[:, 2:6] = inputs["query"]
     assert torch.equal(paged_attention(**(inputs | {"query": wide[:, 2:6]}), **options), expected)
+
+
+@pytest.mark.parametrize("new", [1, 30], ids=["decode", "prompt"])
+@pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
+def test_a_nan_that_is_seen_is_not_swallowed(new, cache):
+    inputs, options = make(seqs=((new, 40),), num_heads=2)
+    inputs[cache][inputs["block_table"][0, 0], 0, 3, 5] = NAN
+    out = paged_attention(**inputs, **options)[-1]
+    assert torch.isnan(out[0]).any()
+    assert torch.isfinite(out[1]).all()
 
 
 @given(seqs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 30)), max_size=5))
@@ -288,18 +298,18 @@ def test_blocks_beyond_2_to_the_31_elements_are_reached(new, lazy_memory):
 
 
 BAD = {
-    "query": (torch.zeros(15, 3, 64), ValueError),
-    "key_cache": (torch.zeros(10, 2, 15, 64), ValueError),
-    "value_cache": (torch.zeros(10, 2, 16, 64, dtype=torch.float64), TypeError),
+    "query": (torch.zeros(28, 3, 64), ValueError),
+    "key_cache": (torch.zeros(11, 2, 15, 64), ValueError),
+    "value_cache": (torch.zeros(11, 2, 16, 64, dtype=torch.float64), TypeError),
     "block_table": (torch.zeros(5, 4, dtype=torch.int64), TypeError),
     "seq_lens": (torch.zeros(5), TypeError),
-    "query_start_loc": (torch.tensor([0, 7, 12, 13, 13], dtype=torch.int32), ValueError),
+    "query_start_loc": (torch.tensor([0, 20, 25, 26, 26], dtype=torch.int32), ValueError),
     "window": (0, ValueError),
     "soft_cap": (0.0, ValueError),
     "sinks": (torch.zeros(3), ValueError),
     "k_scale": (torch.tensor(1.0), ValueError),
     "v_scale": (torch.tensor(1.0), ValueError),
-    "out": (torch.zeros(15, 4, 64, dtype=F16), TypeError),
+    "out": (torch.zeros(28, 4, 64, dtype=F16), TypeError),
 }
 
 

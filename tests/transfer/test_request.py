@@ -125,6 +125,17 @@ def test_a_prefix_that_is_present_moves_no_attention_but_the_state_still_comes()
     assert len(read.wire.local) == len(state.lengths)
 
 
+def test_one_state_of_several_snapshots_is_the_newest():
+    specs: dict[str, CacheSpec] = {"layers.0": mamba1(16, 4, 4, conv_dtype=BF16)}
+    engines = [
+        EngineTransferInfo(name, specs, KVCacheLayout.LBHNC, "split", 4, (9,)) for name in "dp"
+    ]
+    plan = HandOver(engines[0], engines[1], 16).plan(0)
+    (read,) = plan.reads(TransferRequest(16, [BlockIds([3])], [BlockIds([7, 2, 5])]))
+    assert set(read.wire.local % 9) == {3}
+    assert set(read.wire.remote % 9) == {5}
+
+
 def test_a_sequence_without_tokens_moves_nothing():
     plan = hand_over().plan(0)
     empty = [BlockIds([])] * 3

@@ -42,9 +42,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if INTERPRET or torch.cuda.is_available() else True
 
 
-if INTERPRET:
-    from support import interpreter
+from support import interpreter  # noqa: E402
 
+if INTERPRET:
     interpreter.repair()
 
 

@@ -143,9 +143,8 @@ def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 def test_only_the_tails_of_fresh_blocks_are_zeroed():
     key_cache, value_cache = caches()
-    # one sequence goes on in block 1 and begins block 2; another begins block 3; a third fills
-    # block 4
-    where = slots(14, 15, 16, 17, 18, 24, -1, *range(32, 40))
+    # one sequence goes on in block 1, one goes on and begins block 2, two more begin 3 and fill 4
+    where = slots(11, 12, 15, 16, 17, 18, 24, -1, *range(32, 40))
     key, value = tokens(where.shape[0])
     expected = stored(key_cache, key, where), stored(value_cache, value, where)
     for wanted in expected:

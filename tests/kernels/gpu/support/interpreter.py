@@ -43,6 +43,7 @@ _original = {
     )
 }  # fmt: skip
 _original_launch = interpreter.GridExecutor.__call__
+_original_patch_tensor = interpreter._patch_lang_tensor
 
 # address ranges [begin, end) that the running launch may touch, disjoint and sorted
 _allowed = {"begins": np.empty(0, np.uint64), "ends": np.empty(0, np.uint64)}
@@ -58,8 +59,11 @@ def repair() -> None:
         setattr(Builder, method.__name__, method)
     interpreter.GridExecutor.__call__ = launch
     # tensors are on the CPU already: copying each storage onto itself would touch all its pages
-    interpreter.GridExecutor._restore_args_dev = lambda *_: None
+    setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)  # noqa: B010
     interpreter.InterpretedFunction.__call__ = call_helper
+    interpreter._patch_lang_tensor = patch_tensor
+    if not hasattr(interpreter._interpreter, "fma_fp32"):
+        setattr(Builder, "create_fma", create_fma)  # noqa: B010
     check_overflow(False)
 
 
@@ -131,6 +135,12 @@ def unary_op(self, arg, op):
     return _narrow(op(_widen(arg).data), kind)
 
 
+def create_fma(self, x, y, z):
+    """One rounding, but for ties of float64: Triton 3.6 rounds the product by itself."""
+    product = x.data.astype(np.float64) * y.data.astype(np.float64)
+    return Handle((product + z.data).astype(z.data.dtype), z.dtype.scalar)
+
+
 def _widen(handle):
     kind = handle.dtype.scalar
     if kind not in NARROW:
@@ -151,6 +161,12 @@ def _as_torch(data: np.ndarray, kind: tl.dtype) -> torch.Tensor:
 def _as_numpy(values: torch.Tensor, kind: tl.dtype) -> np.ndarray:
     flat = values.contiguous().reshape(-1).view(INTEGERS[values.element_size()]).numpy()
     return flat.view(interpreter._get_np_dtype(kind)).reshape(tuple(values.shape))
+
+
+def patch_tensor(tensor, scope):
+    """Let a scalar be an index, as a loop bound is; Triton 3.6 asks numpy for less."""
+    _original_patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 # ---- addresses
