@@ -24,7 +24,7 @@ class CostModel:
     """`seconds = descriptors * descriptor_seconds + bytes / wire_rate + converted / convert_rate`.
 
     The defaults were measured with NIXL 1.5.1 between two processes of a two-core CPU machine (UCX,
-    process memory), and with numpy for conversions; calibrate where it matters.
+    process memory); the rate of conversions is an estimate. Calibrate where it matters.
 
     Attributes:
         descriptor_seconds: Seconds per descriptor.

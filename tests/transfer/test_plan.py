@@ -45,6 +45,10 @@ def test_a_report_counts_exactly_what_a_request_moves(seed):
 def test_the_lower_bound_is_met_where_both_sides_keep_one_order_and_not_where_they_differ():
     same = attention("BLHNC", "BLHNC").plan(0).report(160)
     assert same.descriptors == same.lower_bound == 10
+    # one range a block on one side, one for each of four layers on the other
+    for source, destination in (("BLHNC", "LBHNC"), ("LBHNC", "BLHNC")):
+        apart = attention(source, destination).plan(0).report(160)
+        assert apart.descriptors == apart.lower_bound == 40
     other = attention("LBHNC", "LBNHC").plan(0).report(160)
     assert (other.descriptors, other.lower_bound) == (10 * 4 * 8 * 16, 10 * 4)
 
@@ -104,6 +108,15 @@ def test_a_row_that_is_missing_or_written_twice_is_no_proof():
         broken(plan, tracks=(fewer,)).prove()
     with pytest.raises(ValueError, match="pool 0: expected no byte twice"):
         broken(plan, tracks=(group.tracks[0], fewer)).prove()
+
+
+def test_two_rows_that_write_the_same_bytes_are_no_proof():
+    plan = attention("LBHNC", "LBHNC").plan(0)
+    local = plan.peers[0].wire.groups[0].local
+    same = local.offsets.copy()
+    same[1] = same[0]
+    with pytest.raises(ValueError, match="writes to rank 0, pool 0: expected no byte twice"):
+        broken(plan, local=replace(local, offsets=same)).prove()
 
 
 def test_a_pool_too_small_for_a_proof_is_an_error():

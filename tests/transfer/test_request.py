@@ -171,6 +171,22 @@ def test_scattered_blocks_are_sorted_so_that_neighbours_can_merge():
     assert read.wire.remote.tolist() == [2, 3, 5, 6]
 
 
+def test_ids_of_more_than_16_bits_are_sorted_and_their_duplicates_found():
+    specs: dict[str, CacheSpec] = {"layers.0": full_attention(2, 4, BF16)}
+    engines = [
+        EngineTransferInfo(name, specs, KVCacheLayout.LBHNC, "split", 4, (1 << 20,))
+        for name in "dp"
+    ]
+    plan = HandOver(engines[0], engines[1], 16).plan(0)
+    remote = [BlockIds([1, 2, 3, 4])]
+    ids = [70_000, 3, 65_536 + 3, 1]
+    (read,) = plan.reads(TransferRequest(16, [BlockIds(ids)], remote))
+    assert read.wire.local.tolist() == sorted(ids)
+    assert read.wire.remote.tolist() == [4, 2, 3, 1]
+    with pytest.raises(ValueError, match=r"distinct blocks, got \[70000\]"):
+        plan.reads(TransferRequest(16, [BlockIds([70_000, 4464, 70_000, 1])], remote))
+
+
 def test_more_descriptors_than_int32_can_number_are_an_error_that_counts_them():
     specs: dict[str, CacheSpec] = {"layers.0": full_attention(8, 4, BF16)}
     engines = [
