@@ -101,6 +101,7 @@ class Step:
                 *arguments, window=self.window, max_query_len=small.query_len
             )
             actual = paged_attention(*arguments, schedule=schedule, **options)
+            assert isinstance(actual, Tensor)
             exact, _ = oracles.attention(*arguments, **options)
             plain, _ = oracles.attention(*arguments, **options, dtype=torch.bfloat16)
             assert_within_budget(actual, exact, plain)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from aot import meta
@@ -129,8 +130,13 @@ def permute_in_place() -> Variant:
 
 def variants() -> list[Variant]:
     """A headline of each kernel, then one changed factor a variant."""
-    extras = {"window": 4096, "soft_cap": 30.0, "sinks": True, "return_lse": True}
-    mla = {"num_heads": 128, "num_kv_heads": 1, "head_size": 576, "latent_size": 512}
+    extras: dict[str, Any] = {"window": 4096, "soft_cap": 30.0, "sinks": True, "return_lse": True}
+    mla: dict[str, Any] = {
+        "num_heads": 128,
+        "num_kv_heads": 1,
+        "head_size": 576,
+        "latent_size": 512,
+    }
     return [
         attention("decode", 64, 1),
         attention("decode page 64", 64, 1, block_size=64),

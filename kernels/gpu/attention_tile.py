@@ -115,4 +115,5 @@ def _target(device: torch.device) -> tuple[str, int]:
     if device.type == "cpu":
         return "interpreter", 0
     target = driver.active.get_current_target()
+    assert target is not None, "a device has a target"
     return target.backend, target.arch if isinstance(target.arch, int) else 0
