@@ -13,7 +13,8 @@ from blockstride.kernels.paged_attention import paged_attention
 from blockstride.kernels.rms_norm import rms_norm
 from blockstride.kernels.selective_scan import selective_scan, selective_state_update
 from blockstride.kernels.silu_and_mul import silu_and_mul
-from blockstride.kernels.state_pages import StateField, pack_state, unpack_state
+from blockstride.kernels.state_field import StateField
+from blockstride.kernels.state_pages import pack_state, unpack_state
 
 __all__ = [
     "PAD_SLOT_ID",

@@ -13,7 +13,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
 
 MAX_NEW_TOKENS = 8
 MAX_WIDTH = 8
@@ -68,10 +68,9 @@ def causal_conv1d(
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
     expect_query_start_loc(query_start_loc, num_tokens)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import causal_conv1d as run
-    else:
-        from blockstride.kernels.cpu.causal_conv1d import causal_conv1d as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.causal_conv1d import causal_conv1d as run
+
     return run(
         x,
         weight,
@@ -122,10 +121,9 @@ def causal_conv1d_update(
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     if not 1 <= num_new <= MAX_NEW_TOKENS:
         expect(False, "x", f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import causal_conv1d_update as run
-    else:
-        from blockstride.kernels.cpu.causal_conv1d import causal_conv1d_update as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.causal_conv1d import causal_conv1d_update as run
+
     return run(x, weight, bias, conv_state, state_indices, activation=activation, out=out)
 
 

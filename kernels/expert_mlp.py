@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, INT32, INT64, expect_tensor
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
 
 
 def expert_mlp(
@@ -44,8 +44,7 @@ def expert_mlp(
     expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)
     expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
     expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import expert_mlp as run
-    else:
-        from blockstride.kernels.cpu.expert_mlp import expert_mlp as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.expert_mlp import expert_mlp as run
+
     return run(x, gate_up, down, expert_ids, expert_weights)

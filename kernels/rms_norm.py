@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect_tensor
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
 
 
 @overload
@@ -56,8 +56,7 @@ def rms_norm(
         expect_tensor(residual, "residual", shape, FLOATS, device)
     if out is not None:
         expect_tensor(out, "out", shape, (x.dtype,), device)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import rms_norm as run
-    else:
-        from blockstride.kernels.cpu.rms_norm import rms_norm as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.rms_norm import rms_norm as run
+
     return run(x, weight, eps, residual=residual, out=out)

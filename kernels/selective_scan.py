@@ -12,7 +12,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
 
 MAX_D_STATE = 256
 
@@ -73,10 +73,9 @@ def selective_scan(
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
     expect_query_start_loc(query_start_loc, num_tokens)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import selective_scan as run
-    else:
-        from blockstride.kernels.cpu.selective_scan import selective_scan as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.selective_scan import selective_scan as run
+
     return run(
         x,
         dt,
@@ -138,10 +137,9 @@ def selective_state_update(
     """
     num_seqs = x.shape[0]
     _expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
-    if runs_on_triton(x):
-        from blockstride.kernels.gpu import selective_state_update as run
-    else:
-        from blockstride.kernels.cpu.selective_scan import selective_state_update as run
+    expect_cpu(x, "x")
+    from blockstride.kernels.cpu.selective_scan import selective_state_update as run
+
     return run(
         x,
         dt,

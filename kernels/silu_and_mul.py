@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect, expect_tensor
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
 
 
 def silu_and_mul(
@@ -34,8 +34,7 @@ def silu_and_mul(
     if out is not None:
         shape = (*batch, twice_inner // 2)
         expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
-    if runs_on_triton(gate_up):
-        from blockstride.kernels.gpu import silu_and_mul as run
-    else:
-        from blockstride.kernels.cpu.silu_and_mul import silu_and_mul as run
+    expect_cpu(gate_up, "gate_up")
+    from blockstride.kernels.cpu.silu_and_mul import silu_and_mul as run
+
     return run(gate_up, out=out)

@@ -1,42 +1,16 @@
 """Typed recurrent states out of byte pages, and back."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.state_field import StateField
 
 INT8 = (torch.int8,)
-
-
-class StateField(NamedTuple):
-    """Where one array of a recurrent state lies in its page.
-
-    Attributes:
-        offset_bytes: First byte in the page, a multiple of the size of an element.
-        shape: Extent of each axis, as the typed state has them.
-        stride: Elements of `dtype` from one index to the next, for each axis of `shape`.
-        dtype: What the page holds.
-    """
-
-    offset_bytes: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def end_bytes(self) -> int:
-        """The first byte of the page after the field, counted from the page's first."""
-        if 0 in self.shape:
-            return self.offset_bytes
-        last = sum(
-            (extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True)
-        )
-        return self.offset_bytes + (last + 1) * self.dtype.itemsize
 
 
 def unpack_state(
@@ -65,10 +39,9 @@ def unpack_state(
     expect(len(dtypes) == len(fields), "dtypes", f"{len(fields)} of them", len(dtypes))
     for dtype in dtypes:
         expect(dtype in FLOATS, "dtypes", " or ".join(map(str, FLOATS)), dtype, TypeError)
-    if runs_on_triton(pages):
-        from blockstride.kernels.gpu import unpack_state as run
-    else:
-        from blockstride.kernels.cpu.state_pages import unpack_state as run
+    expect_cpu(pages, "pages")
+    from blockstride.kernels.cpu.state_pages import unpack_state as run
+
     return run(pages, state_indices, fields, dtypes)
 
 
@@ -97,10 +70,9 @@ def pack_state(
     _expect_pages(pages, state_indices, fields)
     for state, field in zip(states, fields, strict=True):
         expect_tensor(state, "states", (num_seqs, *field.shape), FLOATS, pages.device)
-    if runs_on_triton(pages):
-        from blockstride.kernels.gpu import pack_state as run
-    else:
-        from blockstride.kernels.cpu.state_pages import pack_state as run
+    expect_cpu(pages, "pages")
+    from blockstride.kernels.cpu.state_pages import pack_state as run
+
     run(states, pages, state_indices, fields)
 
 

@@ -182,8 +182,8 @@ def _run(
     starts: tuple[int, int],
     num_new: int,
     activation: str | None,
-    source: tuple[int, int, int],
-    target: tuple[int, int, int],
+    source: tuple[int, ...],
+    target: tuple[int, ...],
 ) -> None:
     """Call the program; `source` and `target` are an address, sequence stride and token stride."""
     weight, (bias, offset) = float_rows(weight), float_vector(bias)

@@ -9,7 +9,6 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
 from blockstride.kernels.cpu.native import (
@@ -18,6 +17,7 @@ from blockstride.kernels.cpu.native import (
     claim,
     f32_at,
     num_tasks,
+    primitive,
 )
 
 LANES, TILE = 16, 4
@@ -31,7 +31,7 @@ FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 ROW = ir.VectorType(FLOAT, LANES)
 
 
-@intrinsic
+@primitive
 def _dot_tile(typing_context, weight, stride_weight, x, stride_x, dim, out, stride_out):
     """`out[m, r] = x[m] . weight[r]` for four rows of each; `dim` is a multiple of 16."""
 

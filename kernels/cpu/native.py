@@ -75,9 +75,9 @@ class Program:
             compiled = cfunc("void(intp)", error_model="numpy", cache=True)(stamped)
         except RuntimeError:  # no folder to cache it in can be written
             compiled = cfunc("void(intp)", error_model="numpy")(stamped)
-        self._compiled = compiled
-        self._address = compiled.address
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+        self._compiled = compiled  # owns the machine code
+        self._address = cast(int, compiled.address)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
     def __call__(self, num_tasks: int, grain: int, *arguments: int) -> int:
         """Run every task, on the calling thread or on all that torch uses.

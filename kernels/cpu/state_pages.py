@@ -1,19 +1,17 @@
 """Typed recurrent states out of byte pages and back, for CPUs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from blockstride.kernels.state_pages import StateField
+from blockstride.kernels.state_field import StateField
 
 
 def unpack_state(
     pages: Tensor,
     state_indices: Tensor,
-    fields: Sequence["StateField"],
+    fields: Sequence[StateField],
     dtypes: Sequence[torch.dtype],
 ) -> tuple[Tensor, ...]:
     """See `blockstride.kernels.unpack_state`."""
@@ -31,7 +29,7 @@ def pack_state(
     states: Sequence[Tensor],
     pages: Tensor,
     state_indices: Tensor,
-    fields: Sequence["StateField"],
+    fields: Sequence[StateField],
 ) -> None:
     """See `blockstride.kernels.pack_state`."""
     live = state_indices > 0
@@ -40,7 +38,7 @@ def pack_state(
         _typed(pages, field)[blocks] = state[live].to(field.dtype)
 
 
-def _typed(pages: Tensor, field: "StateField") -> Tensor:
+def _typed(pages: Tensor, field: StateField) -> Tensor:
     """One field of every page, as an array of its dtype over the pages' memory."""
     raw = pages[:, 0, 0, field.offset_bytes : field.end_bytes].view(field.dtype)
     return raw.as_strided((len(pages), *field.shape), (raw.stride(0), *field.stride))

@@ -41,7 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "window-1": {"window": 1},
     "window-4": {"window": 4},  # W3
     "window-16": {"window": 16},
-    "window-100": {"window": 100},
+    "window-70": {"window": 70, "seqs": ((30, 200), (1, 150))},
     "soft_cap": {"soft_cap": 2.0},
     "sinks": {"sinks": True},
     "bf16": {"dtype": BF16, "cache_dtype": BF16},

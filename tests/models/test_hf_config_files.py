@@ -73,6 +73,19 @@ QWEN3_NEXT = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
+ZAMBA2 = {
+    "model_type": "zamba2",
+    "hidden_size": 2560,
+    "num_hidden_layers": 2,
+    "layers_block_type": ["mamba", "hybrid"],
+    "num_attention_heads": 32,
+    "n_mamba_heads": 80,
+    "mamba_headdim": 64,
+    "mamba_ngroups": 1,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -109,6 +122,26 @@ def test_lfm2_reads_the_older_list_of_its_attention_layers():
 
 def test_qwen3_next_reads_its_interval():
     assert [spec.has_tokens for spec in cache_specs(QWEN3_NEXT).values()] == [0, 0, 0, 1] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        ({"use_sliding_window": False, "max_window_layers": 1}, [None] * 4),
+        ({"use_sliding_window": True, "max_window_layers": 1}, [None, 64, 64, 64]),
+        ({"use_sliding_window": True, "max_window_layers": 4}, [None] * 4),
+        ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None}, [None] * 4),
+    ],
+)
+def test_older_qwen_files_tell_windows_by_the_first_layer(said, windows):
+    config = {**LLAMA, "model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 64, **said}
+    assert [spec.window for spec in cache_specs(config).values()] == windows
+
+
+@pytest.mark.parametrize("said", [{"attention_head_dim": 160}, {"attention_hidden_size": 5120}])
+def test_zamba2_attends_at_twice_the_width_of_the_model(said):
+    spec = cache_specs({**ZAMBA2, **said})["layers.1.attention"]
+    assert spec.token_bytes == 32 * 160 * 2 * 2
 
 
 def test_two_caches_of_one_layer_have_names_of_their_own():
@@ -205,6 +238,7 @@ def test_convolutions_are_laid_out_in_the_order_that_was_asked_for():
             {**NEMOTRON_H, "num_hidden_layers": 1, "layers_block_type": ["mlp"]},
             "config: expected at least one layer with a cache",
         ),
+        (ZAMBA2, "attention_hidden_size: expected a positive integer in config.json, got nothing"),
         ({**QWEN3_NEXT, "linear_num_key_heads": 12}, "linear_num_key_heads: expected a divisor of"),
         (
             {**QWEN3_NEXT, "full_attention_interval": None},

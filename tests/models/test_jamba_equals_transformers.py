@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def test_poison_in_whatever_may_not_be_read_changes_nothing(reference, prompts, 
 
 
 def test_the_shipped_model_gives_the_logits_and_the_200_tokens_of_transformers():
-    model = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED).eval()
     text = (SHIPPED / "held_out_sample.txt").read_text()
     ids = Checkpoint(SHIPPED).tokenizer().encode(text[:200]).ids
     with torch.no_grad():

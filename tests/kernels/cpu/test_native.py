@@ -65,12 +65,32 @@ def count(address):
 counting = Program(count)
 
 
-@pytest.mark.parametrize("tasks", [0, 1, 2, 3, 1000])
+# enough at the end that two threads are bound to reach for the same task
+@pytest.mark.parametrize("tasks", [0, 1, 2, 3, 1000, 500_000])
 @pytest.mark.parametrize("grain", [1, 7])
 def test_every_task_runs_once(tasks, grain):
-    tally = torch.zeros(1001, dtype=torch.int64)
+    tally = torch.zeros(tasks + 1, dtype=torch.int64)
     assert counting(tasks, grain, tally.data_ptr()) == 0
-    assert tally.tolist() == [1] * tasks + [0] * (1001 - tasks)
+    assert torch.equal(tally[:-1], torch.ones(tasks, dtype=torch.int64))
+    assert tally[-1] == 0
+
+
+@pytest.mark.parametrize(("tasks", "threads"), [(0, []), (13, []), (14, [3]), (99, [3])], ids=str)
+def test_enough_tasks_go_to_all_threads_of_torch(tasks, threads, monkeypatch):
+    team, used = native.TEAM, []
+    if team is None:
+        pytest.skip("this build of torch has no OpenMP team to borrow")
+
+    def watched(function: int, arguments: int, num_threads: int, flags: int) -> None:
+        used.append(num_threads)
+        team(function, arguments, num_threads, flags)
+
+    monkeypatch.setattr(native, "TEAM", watched)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    tally = torch.zeros(100, dtype=torch.int64)
+    counting(tasks, 7, tally.data_ptr())
+    assert used == threads
+    assert tally.sum() == tasks
 
 
 def test_programs_run_alone_where_torch_has_no_team(monkeypatch):
