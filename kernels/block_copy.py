@@ -5,7 +5,7 @@ from jaxtyping import Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.checks import CACHE_DTYPES, INT32, expect, expect_tensor
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
 def block_copy(
@@ -50,10 +50,7 @@ def block_copy(
         got = f"{len(destination_blocks)} of {block_size}"
         expect(False, "destination_blocks", f"blocks of {tokens} tokens in all", got)
     _expect_distinct(destination_blocks)
-    if runs_on_triton(source):
-        from blockstride.kernels.gpu import block_copy as run
-    else:
-        from blockstride.kernels.cpu.block_copy import block_copy as run
+    run = implementation("block_copy", "block_copy", runs_on_triton(source))
     run(source, destination, source_blocks, destination_blocks)
 
 

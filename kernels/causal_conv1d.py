@@ -13,7 +13,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 
 MAX_NEW_TOKENS = 8
 MAX_WIDTH = 8
@@ -69,8 +69,7 @@ def causal_conv1d(
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
     expect_query_start_loc(query_start_loc, num_tokens)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.causal_conv1d import causal_conv1d as run
-
+    run = implementation("causal_conv1d", "causal_conv1d", False)
     return run(
         x,
         weight,
@@ -122,8 +121,7 @@ def causal_conv1d_update(
     if not 1 <= num_new <= MAX_NEW_TOKENS:
         expect(False, "x", f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.causal_conv1d import causal_conv1d_update as run
-
+    run = implementation("causal_conv1d", "causal_conv1d_update", False)
     return run(x, weight, bias, conv_state, state_indices, activation=activation, out=out)
 
 

@@ -1,6 +1,10 @@
 """Which implementation of a kernel a tensor gets: Triton, or the one for CPUs."""
 
 import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
@@ -17,5 +21,20 @@ def runs_on_triton(tensor: Tensor) -> bool:
 
 def expect_cpu(tensor: Tensor, name: str) -> None:
     """Raise `ValueError` unless `tensor` is where a function without a Triton kernel can run."""
-    device = tensor.device
-    expect(device.type == "cpu", f"{name}.device", "cpu, as there is no Triton kernel", device)
+    if not tensor.is_cpu:
+        wanted = "cpu, as there is no Triton kernel"
+        expect(False, f"{name}.device", wanted, tensor.device)
+
+
+@cache
+def implementation(module: str, name: str, on_triton: bool) -> Callable[..., Any]:
+    """The function behind a public one, imported with its compiler at the first call.
+
+    Args:
+        module: The module of `kernels.cpu` that has it; `kernels.gpu` has all.
+        name: The function, called as the public one.
+        on_triton: What `runs_on_triton` says; false where there is no Triton kernel.
+    """
+    # an import statement in the function would cost a microsecond at every call
+    package = "blockstride.kernels.gpu" if on_triton else f"blockstride.kernels.cpu.{module}"
+    return getattr(import_module(package), name)

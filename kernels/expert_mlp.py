@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, INT32, INT64, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 
 
 def expert_mlp(
@@ -45,6 +45,5 @@ def expert_mlp(
     expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
     expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.expert_mlp import expert_mlp as run
-
+    run = implementation("expert_mlp", "expert_mlp", False)
     return run(x, gate_up, down, expert_ids, expert_weights)

@@ -11,7 +11,7 @@ from blockstride.kernels.checks import (
     expect,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 # a slot that is not to be written
 PAD_SLOT_ID = -1
@@ -59,10 +59,7 @@ def kv_cache_update(
     expect_tensor(slot_mapping, "slot_mapping", (num_tokens,), INT64, device)
     expect_scale(k_scale, "k_scale", key_cache)
     expect_scale(v_scale, "v_scale", value_cache)
-    if runs_on_triton(key):
-        from blockstride.kernels.gpu import kv_cache_update as run
-    else:
-        from blockstride.kernels.cpu.kv_cache_update import kv_cache_update as run
+    run = implementation("kv_cache_update", "kv_cache_update", runs_on_triton(key))
     run(key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from blockstride.kernels.checks import FLOATS, expect_tensor
+from blockstride.kernels.dispatch import implementation
 
 
 def linear(
@@ -35,9 +36,6 @@ def linear(
     expect_tensor(weight, "weight", (weight.shape[0], x.shape[1]), (dtype,), device)
     if bias is not None:
         expect_tensor(bias, "bias", weight.shape[:1], (dtype,), device)
-    if device.type == "cpu":
-        from blockstride.kernels.cpu.linear import fits, linear
-
-        if fits(x, weight):
-            return linear(x, weight, bias)
+    if x.is_cpu and implementation("linear", "fits", False)(x, weight):
+        return implementation("linear", "linear", False)(x, weight, bias)
     return torch_linear(x, weight, bias)

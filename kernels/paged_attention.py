@@ -13,7 +13,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import runs_on_triton
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.kv_cache_update import expect_scale
 
 
@@ -140,10 +140,7 @@ def paged_attention(
     if out is not None:
         shape = (num_tokens, num_heads, value_size)
         expect_tensor(out, "out", shape, (query.dtype,), device)
-    if runs_on_triton(query):
-        from blockstride.kernels.gpu import paged_attention as run
-    else:
-        from blockstride.kernels.cpu.paged_attention import paged_attention as run
+    run = implementation("paged_attention", "paged_attention", runs_on_triton(query))
     return run(
         query,
         key_cache,

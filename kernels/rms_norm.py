@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 
 
 @overload
@@ -57,6 +57,5 @@ def rms_norm(
     if out is not None:
         expect_tensor(out, "out", shape, (x.dtype,), device)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.rms_norm import rms_norm as run
-
+    run = implementation("rms_norm", "rms_norm", False)
     return run(x, weight, eps, residual=residual, out=out)

@@ -12,7 +12,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 
 MAX_D_STATE = 256
 
@@ -74,8 +74,7 @@ def selective_scan(
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
     expect_query_start_loc(query_start_loc, num_tokens)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.selective_scan import selective_scan as run
-
+    run = implementation("selective_scan", "selective_scan", False)
     return run(
         x,
         dt,
@@ -138,8 +137,7 @@ def selective_state_update(
     num_seqs = x.shape[0]
     _expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
     expect_cpu(x, "x")
-    from blockstride.kernels.cpu.selective_scan import selective_state_update as run
-
+    run = implementation("selective_scan", "selective_state_update", False)
     return run(
         x,
         dt,

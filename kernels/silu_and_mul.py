@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 
 
 def silu_and_mul(
@@ -35,6 +35,5 @@ def silu_and_mul(
         shape = (*batch, twice_inner // 2)
         expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
     expect_cpu(gate_up, "gate_up")
-    from blockstride.kernels.cpu.silu_and_mul import silu_and_mul as run
-
+    run = implementation("silu_and_mul", "silu_and_mul", False)
     return run(gate_up, out=out)

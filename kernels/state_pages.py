@@ -7,7 +7,7 @@ from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu
+from blockstride.kernels.dispatch import expect_cpu, implementation
 from blockstride.kernels.state_field import StateField
 
 INT8 = (torch.int8,)
@@ -40,8 +40,7 @@ def unpack_state(
     for dtype in dtypes:
         expect(dtype in FLOATS, "dtypes", " or ".join(map(str, FLOATS)), dtype, TypeError)
     expect_cpu(pages, "pages")
-    from blockstride.kernels.cpu.state_pages import unpack_state as run
-
+    run = implementation("state_pages", "unpack_state", False)
     return run(pages, state_indices, fields, dtypes)
 
 
@@ -71,8 +70,7 @@ def pack_state(
     for state, field in zip(states, fields, strict=True):
         expect_tensor(state, "states", (num_seqs, *field.shape), FLOATS, pages.device)
     expect_cpu(pages, "pages")
-    from blockstride.kernels.cpu.state_pages import pack_state as run
-
+    run = implementation("state_pages", "pack_state", False)
     run(states, pages, state_indices, fields)
 
 

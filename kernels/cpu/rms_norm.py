@@ -108,4 +108,6 @@ def _normed(
         num_rows, dim, rows_per_task, float_bits(eps), rows.stride()[0],
         0 if residual is None else residual.stride()[0], result.stride()[0],
     )  # fmt: skip
-    return result if result is out else delivered(result.view(x.shape), out, dtype)
+    if x.dim() != 2:
+        result = result.view(x.shape)
+    return delivered(result, out, dtype)
