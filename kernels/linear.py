@@ -15,7 +15,7 @@ def linear(
 ) -> Float[Tensor, "num_rows dim_out"]:
     """Multiply every row by a matrix: `x @ weight.T + bias`.
 
-    A decode step multiplies 2 to 16 rows, where a product is bound by reading the weights and
+    A decode step multiplies 1 to 16 rows, where a product is bound by reading the weights and
     general matrix libraries read them at a third of the memory's rate. On a CPU a program of our
     own takes those; everything else is torch's.
 

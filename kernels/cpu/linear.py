@@ -94,7 +94,7 @@ def _few_rows(address):
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether the program below takes this product, and is the faster one."""
     return (
-        1 < x.shape[0] <= MAX_ROWS
+        0 < x.shape[0] <= MAX_ROWS
         and x.dtype is torch.float32
         and x.shape[1] % LANES == 0
         and weight.shape[0] % TILE == 0
@@ -107,8 +107,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `blockstride.kernels.linear`; for arguments that fit."""
     num_rows, dim = x.shape
     padded = -(-num_rows // TILE) * TILE
-    if padded != num_rows:
-        x = torch.cat([x, x[: padded - num_rows]]) if padded <= 2 * num_rows else x.repeat(2, 1)
+    if num_rows == 1:
+        # a tile of one row, read four times
+        x = x.expand(TILE, dim)
+    elif padded != num_rows:
+        x = torch.cat([x, x[: padded - num_rows]])
     out = x.new_empty(padded, weight.shape[0])
     _few_rows(
         -(-weight.shape[0] // TASK_OUTPUTS), GRAIN,
