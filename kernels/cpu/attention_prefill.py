@@ -36,7 +36,7 @@ TILE_SCORES = 1 << 21
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 256
 TOKENS_PER_TASK = 64
 # rows of scores that are worth a thread
-GRAIN = 16
+GRAIN = 32
 
 
 @Program

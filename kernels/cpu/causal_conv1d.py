@@ -34,8 +34,8 @@ from blockstride.kernels.cpu.tensors import (
 from blockstride.kernels.cpu.vector_math import fma, silu
 
 RING_FLOATS = LANES * MAX_WIDTH
-# decode tasks that are worth a thread
-GRAIN = 16
+# decode tasks, each a third of a microsecond, that are worth waking a thread
+GRAIN = 64
 
 
 @inlined

@@ -81,7 +81,7 @@ def kv_cache_update(
     num_blocks, _, block_size, value_size = value_cache.shape
     slot_mapping = slot_mapping.contiguous()
     fault = _update(
-        -(-num_tokens // TOKENS_PER_TASK), 2,
+        -(-num_tokens // TOKENS_PER_TASK), 4,
         slot_mapping.data_ptr(), num_tokens, num_kv_heads, num_blocks, block_size,
         key.data_ptr(), key_cache.data_ptr(), key_size, key.itemsize,
         *key.stride(), *key_cache.stride(),

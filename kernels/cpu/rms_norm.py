@@ -32,7 +32,7 @@ from blockstride.kernels.cpu.tensors import (
 from blockstride.kernels.cpu.vector_math import ONE
 
 # floats of a task, worth a few microseconds
-TASK_FLOATS = 8192
+TASK_FLOATS = 32768
 
 
 @Program

@@ -36,8 +36,8 @@ from blockstride.kernels.cpu.tensors import (
 from blockstride.kernels.cpu.vector_math import exp, fma, silu, softplus
 from blockstride.kernels.selective_scan import MAX_D_STATE
 
-# decode tasks, each a microsecond or so, that are worth a thread
-GRAIN = 8
+# decode tasks, each a microsecond or so, that are worth waking a thread
+GRAIN = 32
 # side of the squares that are transposed at once
 SQUARE = 16
 STATE_FLOATS = LANES * MAX_D_STATE

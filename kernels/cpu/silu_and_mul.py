@@ -16,7 +16,7 @@ from blockstride.kernels.cpu.tensors import delivered, float_rows, is_float_rows
 from blockstride.kernels.cpu.vector_math import silu
 
 # floats of a task, worth a few microseconds
-TASK_FLOATS = 4096
+TASK_FLOATS = 16384
 
 
 @Program
