@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockstride.kernels.checks import expect
-from blockstride.layouts.groups import group_layers
 from blockstride.layouts.kv_cache_layout import KVCacheLayout
 from blockstride.layouts.placement import GroupPlacement
 from blockstride.layouts.pool import PoolLayout, plan_pools
@@ -140,8 +139,9 @@ def choose_num_blocks(
     least = nbytes(needed(1))
     expect(memory_bytes >= least, "memory_bytes", f"at least {least}", memory_bytes)
     counts = needed(_largest(lambda num_tokens: nbytes(needed(num_tokens)) <= memory_bytes))
-    for i, (pool, group) in enumerate(zip(ones, group_layers(layers, policy), strict=True)):
-        if group.spec.has_tokens and group.spec.window is None:
+    for i, pool in enumerate(ones):
+        spec = pool.groups[0].group.spec
+        if spec.has_tokens and spec.window is None:
             counts[i] += (memory_bytes - nbytes(counts)) // pool.block_bytes
     return tuple(counts)
 

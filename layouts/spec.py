@@ -112,7 +112,7 @@ class CacheSpec(ABC, Generic[Views]):
         """Bytes that one more token costs, without padding; 0 for a state."""
         if not self.has_tokens:
             return 0
-        return sum(s.nbytes for s in self.segments if s.whole.extent("N"))
+        return sum(s.nbytes for s in self.segments)
 
     @abstractmethod
     def bind_kv_cache(self, raw: Tensor) -> Views:

@@ -30,7 +30,7 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         expect(self.path.is_dir(), "model", "a checkpoint folder", str(path))
-        self.config = _read_json(self.path / "config.json")
+        self.config = read_json(self.path / "config.json")
         self._shard_of = self._index()
         self._open: dict[str, Any] = {}
         self.unread = set(self._shard_of)
@@ -38,7 +38,7 @@ class Checkpoint:
     def _index(self) -> dict[str, str]:
         index, single = self.path / INDEX, self.path / SINGLE
         if index.is_file():
-            shards = _read_json(index).get("weight_map")
+            shards = read_json(index).get("weight_map")
             expect(isinstance(shards, dict), INDEX, "a weight_map", shards)
             return dict(shards)  # type: ignore[arg-type]
         expect(single.is_file(), "model", f"{SINGLE} or {INDEX} in the folder", str(self.path))
@@ -83,7 +83,12 @@ class Checkpoint:
         self._open.clear()
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: No such file, or it is not a JSON object.
+    """
     expect(file.is_file(), "model", f"{file.name} in the folder", str(file.parent))
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -120,7 +120,7 @@ class LLM:
         streams = self._submit(prompts, params)
         try:
             with _Bar(progress, [stream.request for stream in streams.values()]) as bar:
-                for _, _ in self._run(streams):
+                for _ in self._run(streams):
                     bar.update()
         finally:
             for stream in streams.values():
@@ -149,7 +149,7 @@ class LLM:
 
     def _pieces(self, streams: dict[int, TextStream]) -> Iterator[str]:
         try:
-            for _, piece in self._run(streams):
+            for piece in self._run(streams):
                 if piece:
                     yield piece
         finally:
@@ -173,8 +173,8 @@ class LLM:
             raise
         return streams
 
-    def _run(self, streams: dict[int, TextStream]) -> Iterator[tuple[Request | None, str]]:
-        """Steps until all streams are done, with the new text of a request after each token."""
+    def _run(self, streams: dict[int, TextStream]) -> Iterator[str]:
+        """Steps until all streams are done, with the text that each token, or step, decided."""
         while any(stream.request.finish_reason is None for stream in streams.values()):
             events: list[TokenEvent] = self.engine.step()
             for event in events:
@@ -184,9 +184,9 @@ class LLM:
                 piece = stream.push(event.token_id)
                 if stream.stopped:
                     self.engine.abort(event.request, "stop")
-                yield event.request, piece
+                yield piece
             if not events:
-                yield None, ""
+                yield ""
 
 
 class _Bar:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,7 @@ from blockstride.layouts import (
     Field,
     KVCacheLayout,
     PoolLayout,
+    PoolPolicy,
     choose_block_size,
     plan_pools,
 )
@@ -32,7 +33,6 @@ from blockstride.layouts.accounting import (
 from blockstride.layouts.drawing import draw
 from blockstride.models.hf_config import DTYPES, cache_specs, read_config
 
-POLICIES = ("unified", "split")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         "groups": [_group(accounts) for pool in pools for accounts in _alike(pool)],
         "pools": [_pool(pool) for pool in pools],
         "costs": _costs(pools, args.num_seqs),
-        "policies": {policy: _headline(args, model, policy) for policy in POLICIES},
+        "policies": {policy: _headline(args, model, policy) for policy in get_args(PoolPolicy)},
     }
     if args.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from blockstride.kernels.checks import FLOATS, expect
 from blockstride.layouts import CacheSpec
+from blockstride.models.checkpoint import read_json
 from blockstride.models.hf_config.families import FAMILIES
 from blockstride.models.hf_config.keys import Keys
 from blockstride.models.hf_config.mixers import MIXERS, CacheTypes
@@ -38,12 +38,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     expect(file.is_file(), "config", "a config.json or a folder with one", str(path))
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file.name}: expected JSON, got {error}") from error
-    expect(isinstance(config, dict), file.name, "a JSON object", type(config).__name__)
-    return config
+    return read_json(file)
 
 
 def cache_specs(

@@ -81,8 +81,6 @@ class AttentionMixer(Mixer):
         )
         self.out = weights.tensor("self_attn.o_proj.weight", hidden, heads * size)
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
-        self.k_scale: Tensor | None = None
-        self.v_scale: Tensor | None = None
         self.spec = full_attention(kv_heads, size, dtypes.kv)
 
     def cache_spec(self) -> CacheSpec:
@@ -99,15 +97,7 @@ class AttentionMixer(Mixer):
         query, key, value = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         table, cache = batch.tables[self.group], self.cache
         assert table.slot_mapping is not None, "an attention group has slots"
-        kernels.kv_cache_update(
-            key,
-            value,
-            cache.key_cache,
-            cache.value_cache,
-            table.slot_mapping,
-            k_scale=self.k_scale,
-            v_scale=self.v_scale,
-        )
+        kernels.kv_cache_update(key, value, cache.key_cache, cache.value_cache, table.slot_mapping)
         out = kernels.paged_attention(
             query,
             cache.key_cache,
@@ -116,8 +106,6 @@ class AttentionMixer(Mixer):
             batch.seq_lens,
             batch.query_start_loc,
             scale=self.size**-0.5,
-            k_scale=self.k_scale,
-            v_scale=self.v_scale,
         )
         return kernels.linear(out.flatten(1), self.out)
 

@@ -17,6 +17,8 @@ with warnings.catch_warnings():
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "checkpoints" / "jamba-kjv"
+
 BASE = {
     "vocab_size": 259,
     "hidden_size": 64,
@@ -47,20 +49,10 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class Reference:
-    """A checkpoint folder and the transformers model that wrote it."""
+    """A checkpoint folder and transformers' model of it."""
 
-    def __init__(self, path: Path, seed: int = 0, shard: str = "5GB", **config: object) -> None:
-        torch.manual_seed(seed)
-        self.path = path
-        self.config = transformers.JambaConfig(**{**BASE, **config})
-        self.model: Any = transformers.JambaForCausalLM(self.config).eval()
-        # transformers leaves norms and D at one, which would hide a norm applied to the wrong part
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if "norm" in name or name.endswith(".D"):
-                    parameter.uniform_(0.5, 1.5)
-        self.model.save_pretrained(path, max_shard_size=shard)
-        byte_tokenizer().save(str(path / "tokenizer.json"))
+    def __init__(self, path: Path, model: Any) -> None:
+        self.path, self.model, self.config = path, model.eval(), model.config
 
     @torch.no_grad()
     def logits(self, ids: list[int]) -> torch.Tensor:
@@ -81,13 +73,33 @@ class Reference:
         return out[0, len(ids) :].tolist()
 
 
+def seeded(path: Path, seed: int = 0, shard: str = "5GB", **config: object) -> Reference:
+    """A model made from a seed and saved."""
+    torch.manual_seed(seed)
+    model: Any = transformers.JambaForCausalLM(transformers.JambaConfig(**{**BASE, **config}))
+    # transformers leaves norms and D at one, which would hide a norm applied to the wrong part
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith(".D"):
+                parameter.uniform_(0.5, 1.5)
+    model.save_pretrained(path, max_shard_size=shard)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return Reference(path, model)
+
+
 @pytest.fixture(scope="session")
 def make_reference(tmp_path_factory):
     """Makes a `Reference` in a folder of its own."""
-    return lambda **config: Reference(tmp_path_factory.mktemp("jamba"), **config)
+    return lambda **config: seeded(tmp_path_factory.mktemp("jamba"), **config)
 
 
 @pytest.fixture(scope="session")
 def reference(make_reference):
     """A small Jamba with experts, GQA, and both mixers."""
     return make_reference()
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The trained checkpoint of this repository."""
+    return Reference(SHIPPED, transformers.AutoModelForCausalLM.from_pretrained(SHIPPED))

@@ -1,9 +1,6 @@
 """transformers' Jamba is the oracle: the same checkpoint gives the same logits and tokens."""
 
-import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +10,6 @@ from blockstride.layouts import NAMED_LAYOUTS
 from blockstride.models import Engine, EngineConfig, JambaModel, SamplingParams
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.engine.batching import make_batch
-
-with warnings.catch_warnings():
-    # the library's own imports, on whatever versions of its dependencies are installed
-    warnings.simplefilter("ignore")
-    import transformers
-
-SHIPPED = Path(__file__).resolve().parents[2] / "models" / "checkpoints" / "jamba-kjv"
 
 CONFIGS = [
     {},
@@ -150,21 +140,11 @@ def test_poison_in_whatever_may_not_be_read_changes_nothing(reference, prompts, 
     assert got == answers
 
 
-def test_the_shipped_model_gives_the_logits_and_the_200_tokens_of_transformers():
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED).eval()
-    text = (SHIPPED / "held_out_sample.txt").read_text()
-    ids = Checkpoint(SHIPPED).tokenizer().encode(text[:200]).ids
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0]
-        tokens = model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=200,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    got = all_logits(SHIPPED, ids)
+def test_the_shipped_model_gives_the_logits_and_the_200_tokens_of_transformers(shipped):
+    text = (shipped.path / "held_out_sample.txt").read_text()
+    ids = Checkpoint(shipped.path).tokenizer().encode(text[:200]).ids
+    expected = shipped.logits(ids)
+    got = all_logits(shipped.path, ids)
     assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
-    (output,), _ = generate(SHIPPED, [ids])
-    assert output == tokens[0, len(ids) :].tolist()
+    (output,), _ = generate(shipped.path, [ids])
+    assert output == shipped.greedy(ids, 200)
