@@ -198,6 +198,20 @@ def norm(num_tokens: int, dim: int) -> Case:
     return Case(ours, plain, 16 * num_tokens * dim, 5 * num_tokens * dim)
 
 
+def product(num_rows: int, dim: int, dim_out: int) -> Case:
+    x, weight = torch.randn(num_rows, dim), torch.randn(dim_out, dim) / dim**0.5
+    packed = kernels.pack_weight(weight)
+
+    def ours() -> Tensor:
+        return kernels.linear(x, packed)
+
+    def plain() -> Tensor:
+        return functional.linear(x, weight)
+
+    moved = 4 * (num_rows * (dim + dim_out) + dim * dim_out)
+    return Case(ours, plain, moved, 2 * num_rows * dim * dim_out)
+
+
 def gate(num_tokens: int, inner: int) -> Case:
     gate_up = torch.randn(num_tokens, 2 * inner)
 
@@ -217,8 +231,10 @@ def experts(num_tokens: int) -> Case:
     x = torch.randn(num_tokens, hidden)
     weights, chosen = torch.randn(num_tokens, num_experts).softmax(-1).topk(top_k)
 
+    packed = kernels.pack_experts(list(gate_up)), kernels.pack_experts(list(down))
+
     def ours() -> Tensor:
-        return kernels.expert_mlp(x, gate_up, down, chosen, weights)
+        return kernels.expert_mlp(x, *packed, chosen, weights)
 
     def plain() -> Tensor:
         out = torch.zeros_like(x)
@@ -256,6 +272,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "rms_norm-2048x768": lambda: norm(2048, 768),
     "silu_and_mul-8x512": lambda: gate(8, 512),
     "silu_and_mul-2048x2048": lambda: gate(2048, 2048),
+    "linear-1x768x4096": lambda: product(1, 768, 4096),
+    "linear-8x256x1024": lambda: product(8, 256, 1024),
+    "linear-512x768x4096": lambda: product(512, 768, 4096),
     "expert_mlp-1": lambda: experts(1),
     "expert_mlp-8": lambda: experts(8),
     "expert_mlp-512": lambda: experts(512),

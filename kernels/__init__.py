@@ -6,9 +6,9 @@ Ids of blocks and states that are zero or negative are padding, neither read nor
 
 from blockstride.kernels.block_copy import block_copy
 from blockstride.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
-from blockstride.kernels.expert_mlp import expert_mlp
+from blockstride.kernels.expert_mlp import PackedExperts, expert_mlp, pack_experts
 from blockstride.kernels.kv_cache_update import PAD_SLOT_ID, kv_cache_update
-from blockstride.kernels.linear import linear
+from blockstride.kernels.linear import linear, pack_weight
 from blockstride.kernels.paged_attention import paged_attention
 from blockstride.kernels.rms_norm import rms_norm
 from blockstride.kernels.selective_scan import selective_scan, selective_state_update
@@ -18,6 +18,7 @@ from blockstride.kernels.state_pages import pack_state, unpack_state
 
 __all__ = [
     "PAD_SLOT_ID",
+    "PackedExperts",
     "StateField",
     "block_copy",
     "causal_conv1d",
@@ -25,7 +26,9 @@ __all__ = [
     "expert_mlp",
     "kv_cache_update",
     "linear",
+    "pack_experts",
     "pack_state",
+    "pack_weight",
     "paged_attention",
     "rms_norm",
     "selective_scan",

@@ -1,6 +1,7 @@
 """The one way in which a public function refuses an argument."""
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,26 @@ FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
 INT64 = (torch.int64,)
 BOOL = (torch.bool,)
+
+
+@runtime_checkable
+class TensorLike(Protocol):
+    """A tensor, or something opaque that stands for one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of its axes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it holds."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
 
 
 def expect(
@@ -38,7 +59,7 @@ def expect(
 
 
 def expect_tensor(
-    tensor: Tensor,
+    tensor: TensorLike,
     name: str,
     shape: tuple[int, ...],
     dtypes: Sequence[torch.dtype],

@@ -1,16 +1,65 @@
 """Mixture of experts: the SwiGLU layers that a router chose for each token."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, INT64, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.checks import FLOATS, INT32, INT64, expect, expect_tensor
+from blockstride.kernels.dispatch import implementation, runs_on_triton
+from blockstride.kernels.linear import pack_weight
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """One matrix of every expert, each packed by `pack_weight`; made by `pack_experts`.
+
+    Attributes:
+        matrices: The experts' matrices.
+        shape: That of the stack of them, `(num_experts, dim_out, dim)`.
+        dtype: What all of them hold.
+        device: Where all of them are.
+    """
+
+    matrices: tuple[Tensor, ...]
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def pack_experts(
+    matrices: Sequence[Float[Tensor, "dim_out dim"]],
+) -> Float[Tensor, "num_experts dim_out dim"] | PackedExperts:
+    """One matrix of every expert, for `expert_mlp`, in the form its device multiplies by fastest.
+
+    Args:
+        matrices: The experts' matrices, all of one shape, dtype and device.
+
+    Returns:
+        The matrices stacked, or packed one by one where `pack_weight` does that.
+
+    Raises:
+        ValueError: No matrix, or two that differ.
+        TypeError: The dtype is not accepted.
+    """
+    expect(len(matrices) > 0, "matrices", "at least one", "none")
+    first = matrices[0]
+    for i, matrix in enumerate(matrices):
+        shape = (first.shape[0], first.shape[1])
+        expect_tensor(matrix, f"matrices[{i}]", shape, (first.dtype,), first.device)
+    packed = tuple(pack_weight(matrix) for matrix in matrices)
+    if packed[0] is first:
+        return torch.stack(list(matrices))
+    shape = (len(packed), first.shape[0], first.shape[1])
+    return PackedExperts(packed, shape, first.dtype, first.device)
 
 
 def expert_mlp(
     x: Float[Tensor, "num_tokens hidden"],
-    gate_up: Float[Tensor, "num_experts twice_inner hidden"],
-    down: Float[Tensor, "num_experts hidden inner"],
+    gate_up: Float[Tensor, "num_experts twice_inner hidden"] | PackedExperts,
+    down: Float[Tensor, "num_experts hidden inner"] | PackedExperts,
     expert_ids: Int[Tensor, "num_tokens top_k"],
     expert_weights: Float[Tensor, "num_tokens top_k"],
 ) -> Float[Tensor, "num_tokens hidden"]:
@@ -22,8 +71,9 @@ def expert_mlp(
 
     Args:
         x: Inputs.
-        gate_up: Gate and up projections of each expert, one above the other.
-        down: Down projection of each expert.
+        gate_up: Gate and up projections of each expert, one above the other; as they are or from
+            `pack_experts`.
+        down: Down projection of each expert, likewise.
         expert_ids: Experts of each token, from 0 to `num_experts - 1`.
         expert_weights: Weight of each of them in the sum.
 
@@ -44,6 +94,5 @@ def expert_mlp(
     expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)
     expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
     expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
-    expect_cpu(x, "x")
-    run = implementation("expert_mlp", "expert_mlp", False)
+    run = implementation("expert_mlp", "expert_mlp", runs_on_triton(x))
     return run(x, gate_up, down, expert_ids, expert_weights)

@@ -1,11 +1,48 @@
-"""A linear layer whose weights are read once, also for the few rows of a decode step."""
+"""A linear layer, with weights packed once into the form that a CPU multiplies by fastest."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from blockstride.kernels.checks import FLOATS, expect_tensor
-from blockstride.kernels.dispatch import implementation
+from blockstride.kernels.dispatch import runs_on_triton
+
+# oneDNN chooses the tiles of a packed matrix for this many rows; they serve 1 to 2,048 rows well
+PACKED_FOR_ROWS = 512
+# below this a product is all overhead, of which packed matrices have more
+MIN_PACKED_ELEMENTS = 2**16
+
+
+def pack_weight(weight: Float[Tensor, "dim_out dim"]) -> Float[Tensor, "dim_out dim"]:
+    """A matrix for `linear` in the form its device multiplies by fastest.
+
+    A general product first copies the matrix into tiles, at every call; that is most of the cost
+    of the few rows of a decode step, and a quarter of it for a prompt. On a CPU with oneDNN a
+    float32 or bfloat16 matrix of some size is copied here, once. Anything else is returned as is.
+
+    Args:
+        weight: One row for each output.
+
+    Returns:
+        A matrix of the same shape, dtype and values: `weight` itself, or an opaque one (its layout
+        is `torch._mkldnn`) of which only `shape`, `dtype`, `device` and `to_dense()` are of use.
+
+    Raises:
+        TypeError: The dtype is not accepted.
+    """
+    expect_tensor(weight, "weight", tuple(weight.shape), FLOATS, weight.device)
+    if runs_on_triton(weight) or weight.numel() < MIN_PACKED_ELEMENTS or not _can_pack(weight):
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if not weight.is_cpu or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype is torch.float32
 
 
 def linear(
@@ -15,13 +52,10 @@ def linear(
 ) -> Float[Tensor, "num_rows dim_out"]:
     """Multiply every row by a matrix: `x @ weight.T + bias`.
 
-    A decode step multiplies 1 to 16 rows, where a product is bound by reading the weights and
-    general matrix libraries read them at a third of the memory's rate. On a CPU a program of our
-    own takes those; everything else is torch's.
-
     Args:
         x: Rows; they may be slices of a wider tensor.
-        weight: One row for each output.
+        weight: One row for each output, as it is or from `pack_weight`. With a packed one a row
+            gives the same bits in any company.
         bias: Added to every row.
 
     Returns:
@@ -36,6 +70,6 @@ def linear(
     expect_tensor(weight, "weight", (weight.shape[0], x.shape[1]), (dtype,), device)
     if bias is not None:
         expect_tensor(bias, "bias", weight.shape[:1], (dtype,), device)
-    if x.is_cpu and implementation("linear", "fits", False)(x, weight):
-        return implementation("linear", "linear", False)(x, weight, bias)
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch_linear(x, weight, bias)

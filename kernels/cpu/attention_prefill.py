@@ -33,7 +33,7 @@ from blockstride.kernels.cpu.widen import KINDS, itemsize_of, widen
 
 # scores of a tile: 8 MiB, which stay in the processor's cache between the two products
 TILE_SCORES = 1 << 21
-MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 256
+MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 128
 TOKENS_PER_TASK = 64
 # rows of scores that are worth a thread
 GRAIN = 32

@@ -5,14 +5,19 @@ from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.silu_and_mul import silu_and_mul
+from blockstride.kernels.expert_mlp import PackedExperts
 from blockstride.kernels.linear import linear
+
+Matrices = Tensor | PackedExperts
 
 
 def expert_mlp(
-    x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, expert_weights: Tensor
+    x: Tensor, gate_up: Matrices, down: Matrices, expert_ids: Tensor, expert_weights: Tensor
 ) -> Tensor:
     """See `blockstride.kernels.expert_mlp`."""
-    num_experts, top_k = len(gate_up), expert_ids.shape[1]
+    gate_ups = gate_up.matrices if isinstance(gate_up, PackedExperts) else gate_up
+    downs = down.matrices if isinstance(down, PackedExperts) else down
+    num_experts, top_k = len(gate_ups), expert_ids.shape[1]
     out = torch.zeros(x.shape)
     chosen = expert_ids.reshape(-1)
     ids = chosen.tolist()
@@ -23,7 +28,7 @@ def expert_mlp(
     if len(x) == 1:
         # one token has nothing to sort
         for expert, weight in zip(ids, weights.tolist(), strict=True):
-            out.add_(_swiglu(x, gate_up[expert], down[expert]), alpha=weight)
+            out.add_(_swiglu(x, gate_ups[expert], downs[expert]), alpha=weight)
         return out.to(x.dtype)
     order = chosen.argsort(stable=True)
     tokens = order // top_k
@@ -32,7 +37,7 @@ def expert_mlp(
     for expert, count in enumerate(chosen.bincount(minlength=num_experts).tolist()):
         if count > 0:
             stop = start + count
-            outputs[start:stop] = _swiglu(rows[start:stop], gate_up[expert], down[expert])
+            outputs[start:stop] = _swiglu(rows[start:stop], gate_ups[expert], downs[expert])
             start = stop
     out.index_add_(0, tokens, outputs.float() * weights[order, None])
     return out.to(x.dtype)

@@ -10,17 +10,26 @@ from blockstride import kernels
 from blockstride.models.jamba.config import JambaConfig
 from blockstride.models.jamba.weights import LayerWeights
 
+# tokens whose inner activations stay in a CPU's cache, and in malloc's heap, between products
+CPU_TOKENS = 512
+
 
 class GatedMLP:
     """`down(silu(gate(x)) * up(x))`, gate and up joined into one projection."""
 
     def __init__(self, config: JambaConfig, weights: LayerWeights) -> None:
-        self.gate_up, self.down = _projections(config, weights, "feed_forward.")
+        gate_up, down = _projections(config, weights, "feed_forward.")
+        self.gate_up, self.down = kernels.pack_weight(gate_up), kernels.pack_weight(down)
 
     def forward(
         self, hidden: Float[Tensor, "num_tokens hidden_size"]
     ) -> Float[Tensor, "num_tokens hidden_size"]:
         """The MLP of each token."""
+        if hidden.is_cpu and len(hidden) > CPU_TOKENS:
+            return torch.cat([self._mlp(tokens) for tokens in hidden.split(CPU_TOKENS)])
+        return self._mlp(hidden)
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
         return kernels.linear(kernels.silu_and_mul(kernels.linear(hidden, self.gate_up)), self.down)
 
 
@@ -38,8 +47,8 @@ class ExpertMLP:
             _projections(config, weights, f"feed_forward.experts.{i}.")
             for i in range(config.num_experts)
         ]
-        self.gate_up = torch.stack([gate_up for gate_up, _ in experts])
-        self.down = torch.stack([down for _, down in experts])
+        self.gate_up = kernels.pack_experts([gate_up for gate_up, _ in experts])
+        self.down = kernels.pack_experts([down for _, down in experts])
         self.top_k = config.num_experts_per_tok
 
     def forward(

@@ -72,14 +72,16 @@ class AttentionMixer(Mixer):
             config.head_size,
         )
         hidden = config.hidden_size
-        self.qkv = torch.cat(
-            [
-                weights.tensor("self_attn.q_proj.weight", heads * size, hidden),
-                weights.tensor("self_attn.k_proj.weight", kv_heads * size, hidden),
-                weights.tensor("self_attn.v_proj.weight", kv_heads * size, hidden),
-            ]
+        self.qkv = kernels.pack_weight(
+            torch.cat(
+                [
+                    weights.tensor("self_attn.q_proj.weight", heads * size, hidden),
+                    weights.tensor("self_attn.k_proj.weight", kv_heads * size, hidden),
+                    weights.tensor("self_attn.v_proj.weight", kv_heads * size, hidden),
+                ]
+            )
         )
-        self.out = weights.tensor("self_attn.o_proj.weight", hidden, heads * size)
+        self.out = weights.matrix("self_attn.o_proj.weight", hidden, heads * size)
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
         self.spec = full_attention(kv_heads, size, dtypes.kv)
 
@@ -134,8 +136,8 @@ class MambaMixer(Mixer):
             config.dt_rank,
         )
         width = config.mamba_d_conv
-        self.in_proj = weights.tensor("mamba.in_proj.weight", 2 * inner, hidden)
-        self.out_proj = weights.tensor("mamba.out_proj.weight", hidden, inner)
+        self.in_proj = weights.matrix("mamba.in_proj.weight", 2 * inner, hidden)
+        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden, inner)
         self.in_bias = self.out_bias = self.conv_bias = None
         if config.mamba_proj_bias:
             self.in_bias = weights.tensor("mamba.in_proj.bias", 2 * inner)
@@ -143,8 +145,8 @@ class MambaMixer(Mixer):
         self.conv_weight = weights.tensor("mamba.conv1d.weight", inner, 1, width).squeeze(1)
         if config.mamba_conv_bias:
             self.conv_bias = weights.tensor("mamba.conv1d.bias", inner)
-        self.x_proj = weights.tensor("mamba.x_proj.weight", rank + 2 * state, inner)
-        self.dt_proj = weights.tensor("mamba.dt_proj.weight", inner, rank)
+        self.x_proj = weights.matrix("mamba.x_proj.weight", rank + 2 * state, inner)
+        self.dt_proj = weights.matrix("mamba.dt_proj.weight", inner, rank)
         self.norms = [
             weights.tensor("mamba.dt_layernorm.weight", rank),
             weights.tensor("mamba.b_layernorm.weight", state),

@@ -94,10 +94,11 @@ class JambaModel:
             for i in range(config.num_hidden_layers)
         ]
         self.final_norm = weights.tensor("final_layernorm.weight", hidden)
-        self.head = self.embedding
-        if not config.tie_word_embeddings:
+        if config.tie_word_embeddings:
+            self.head = kernels.pack_weight(self.embedding)
+        else:
             head = LayerWeights(checkpoint, "", dtype, self.device)
-            self.head = head.tensor("lm_head.weight", vocab, hidden)
+            self.head = head.matrix("lm_head.weight", vocab, hidden)
         unread = checkpoint.unread - {"lm_head.weight"}
         if unread:
             logger.warning("%d tensors are not part of Jamba, such as %s", len(unread), min(unread))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blockstride import kernels
 from blockstride.models.checkpoint import Checkpoint
 
 
@@ -34,3 +35,11 @@ class LayerWeights:
         """
         dtype = self.dtype if dtype is None else dtype
         return self.checkpoint.tensor(self.prefix + name, shape, dtype).to(self.device)
+
+    def matrix(self, name: str, dim_out: int, dim: int) -> Tensor:
+        """The matrix `prefix + name` for `kernels.linear`, packed for its device.
+
+        Raises:
+            ValueError: It is missing, damaged, or has another shape.
+        """
+        return kernels.pack_weight(self.tensor(name, dim_out, dim))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import silu
 
-from blockstride.kernels import expert_mlp
+from blockstride.kernels import PackedExperts, expert_mlp, pack_experts
 
 NAN = float("nan")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -87,6 +87,25 @@ def test_strided_inputs_are_read_as_they_are():
     transposed = inputs["down"].transpose(1, 2).contiguous().transpose(1, 2)
     out = expert_mlp(**(inputs | {"x": wide[:, 5:37], "down": transposed}))
     torch.testing.assert_close(out, expert_mlp(**inputs))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 9])
+def test_packed_experts_give_what_the_stack_of_them_gives(num_tokens):
+    inputs = make(num_tokens=num_tokens, hidden=260, inner=270)
+    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("gate_up", "down")}
+    assert torch.backends.mkldnn.is_available() == isinstance(packed["down"], PackedExperts)
+    torch.testing.assert_close(expert_mlp(**(inputs | packed)), expert_mlp(**inputs))
+
+
+def test_small_experts_are_stacked_and_experts_that_differ_refused():
+    matrices = list(torch.randn(3, 8, 4))
+    stacked = pack_experts(matrices)
+    assert isinstance(stacked, torch.Tensor)
+    assert torch.equal(stacked, torch.stack(matrices))
+    with pytest.raises(ValueError, match=r"^matrices: expected"):
+        pack_experts([])
+    with pytest.raises(TypeError, match=r"^matrices\[1\]: expected"):
+        pack_experts([matrices[0], matrices[1].double()])
 
 
 @pytest.mark.usefixtures("unchecked")

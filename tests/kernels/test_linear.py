@@ -1,52 +1,96 @@
-"""The product of a few rows with a matrix equals the product in float64, at every shape."""
+"""Products with matrices as they are and packed, beside the same products in float64."""
 
 import pytest
 import torch
 
-from blockstride.kernels import linear
+from blockstride.kernels import linear, pack_weight
+from blockstride.kernels.linear import MIN_PACKED_ELEMENTS
+
+# the last three are large enough to be packed
+SHAPES = [(16, 4), (50, 64), (256, 260), (1000, 77), (260, 1027)]
+
+
+def make(dim, dim_out, dtype=torch.float32):
+    """A packed matrix and the plain one."""
+    torch.manual_seed(dim)
+    weight = torch.randn(dim_out, dim, dtype=dtype)
+    packed = pack_weight(weight)
+    can_pack = torch.backends.mkldnn.is_available() and (
+        dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    assert packed.is_mkldnn == (can_pack and dim * dim_out >= MIN_PACKED_ELEMENTS)
+    return packed, weight
+
+
+def in_order(x, weight, bias):
+    """The product summed in float32, one term after the other."""
+    total = torch.zeros(len(x), len(weight))
+    for column, weights in zip(x.float().T, weight.float().T, strict=True):
+        total.addcmul_(column[:, None], weights)
+    return (total + bias).to(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 40])
-@pytest.mark.parametrize(("dim", "dim_out"), [(16, 4), (64, 100), (48, 33), (50, 64), (256, 260)])
-def test_every_shape_is_as_near_as_torch(num_rows, dim, dim_out, dtype):
-    torch.manual_seed(num_rows)
-    x = torch.randn(num_rows, dim, dtype=dtype)
-    weight, bias = torch.randn(dim_out, dim, dtype=dtype), torch.randn(dim_out, dtype=dtype)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 16, 17, 513])
+@pytest.mark.parametrize(("dim", "dim_out"), SHAPES)
+def test_every_shape_is_as_near_as_a_sum_in_float32(num_rows, dim, dim_out, dtype):
+    packed, weight = make(dim, dim_out, dtype)
+    x, bias = torch.randn(num_rows, dim, dtype=dtype), torch.randn(dim_out, dtype=dtype)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    plain = torch.nn.functional.linear(x, weight, bias)
-    got = linear(x, weight, bias)
+    plain = in_order(x, weight, bias)
+    got = linear(x, packed, bias)
     assert got.dtype == dtype
-    ulp = torch.finfo(dtype).eps * exact.abs().amax() if num_rows else 0
-    error = (got - exact).abs().amax() if num_rows else 0
-    assert (
-        error <= 2 * (plain - exact).abs().amax() + ulp if num_rows else got.shape == (0, dim_out)
-    )
+    assert got.shape == exact.shape
+    if num_rows:
+        ulp = torch.finfo(dtype).eps * exact.abs().amax()
+        assert (got - exact).abs().amax() <= 2 * (plain - exact).abs().amax() + ulp
+
+
+def test_a_packed_matrix_has_the_shape_dtype_and_values_of_the_plain_one():
+    packed, weight = make(260, 1027)
+    assert packed.shape == weight.shape
+    assert packed.dtype is torch.float32
+    assert packed.device == weight.device
+    assert torch.equal(packed.to_dense(), weight)
 
 
 def test_rows_and_matrix_may_be_slices_of_wider_tensors():
     torch.manual_seed(0)
-    wide, deep = torch.randn(6, 200), torch.randn(40, 96)
-    x, weight = wide[:, 8:72], deep[:, 16:80]
-    torch.testing.assert_close(linear(x, weight), x @ weight.T)
+    wide, deep = torch.randn(6, 1200), torch.randn(300, 1500)
+    x, weight = wide[:, 8:1032], deep[:, 16:1040]
+    for matrix in (weight, pack_weight(weight)):
+        torch.testing.assert_close(linear(x, matrix), x @ weight.T, atol=1e-4, rtol=1e-5)
 
 
 def test_nothing_is_written_outside_of_the_result():
-    torch.manual_seed(0)
-    x, weight = torch.randn(3, 64), torch.randn(36, 64)
-    kept = x.clone(), weight.clone()
-    linear(x, weight)
-    assert torch.equal(x, kept[0])
-    assert torch.equal(weight, kept[1])
+    packed, weight = make(260, 1027)
+    x = torch.randn(3, 260)
+    kept = x.clone()
+    linear(x, packed)
+    assert torch.equal(x, kept)
+    assert torch.equal(packed.to_dense(), weight)
 
 
 def test_a_row_gives_the_same_bits_in_any_company():
-    torch.manual_seed(0)
-    x, weight = torch.randn(8, 64), torch.randn(36, 64)
-    whole = linear(x, weight)
-    assert torch.equal(linear(x[2:5], weight), whole[2:5])
+    packed, _ = make(1000, 77)
+    x = torch.randn(600, 1000)
+    whole = linear(x, packed)
+    for rows in (slice(0, 1), slice(2, 5), slice(7, 23), slice(40, 552)):
+        assert torch.equal(linear(x[rows], packed), whole[rows])
 
 
-def test_a_matrix_of_another_dtype_is_refused():
+def test_a_matrix_of_another_dtype_or_shape_is_refused():
     with pytest.raises(TypeError, match="weight"):
         linear(torch.zeros(2, 16), torch.zeros(4, 16, dtype=torch.float16))
+    packed, _ = make(1000, 77)
+    with pytest.raises(TypeError, match="weight"):
+        linear(torch.zeros(2, 1000, dtype=torch.bfloat16), packed)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_of_another_length_than_a_packed_matrix_are_refused():
+    packed, _ = make(1000, 77)
+    with pytest.raises(ValueError, match=r"^x: expected"):
+        linear(torch.zeros(2, 999), packed)
+    with pytest.raises(TypeError, match=r"^weight: expected"):
+        pack_weight(torch.zeros(4, 16, dtype=torch.int8))
