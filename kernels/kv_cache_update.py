@@ -26,11 +26,15 @@ def kv_cache_update(
     *,
     k_scale: Float[Tensor, ""] | None = None,
     v_scale: Float[Tensor, ""] | None = None,
+    rotary: tuple[Float[Tensor, "num_tokens half"], Float[Tensor, "num_tokens half"]] | None = None,
+    query: Float[Tensor, "num_tokens num_heads head_size"] | None = None,
+    zero_tail: bool = False,
 ) -> None:
     """Store each token's key and value in the slot that the block manager gave it.
 
     A cache of fp8 (e4m3) or int8 holds `x / scale`, saturated to the range of its dtype and
     rounded to the nearest value, ties to even. Any other cache holds `x` rounded to its dtype.
+    A rotary embedding, if asked for, costs no pass of its own over the keys.
 
     Args:
         key: New keys.
@@ -43,10 +47,20 @@ def kv_cache_update(
         k_scale: What a stored key is multiplied by when it is read; 1 if not given. Only for fp8
             and int8.
         v_scale: The same for values.
+        rotary: Cosine and sine of each token's angles. Element `i` of the first `2 * half` of a
+            head turns with element `i + half`, in float32; the rest stays. Keys turn on their way
+            into the cache, and `key` stays as it is.
+        query: The queries of these tokens, to be turned in place by `rotary`.
+        zero_tail: Whether to zero the rest of each block that this call began, so that a kernel
+            which loads whole blocks does not meet what an earlier owner left there. The tokens of
+            a sequence then lie one after the other.
 
     Raises:
-        ValueError: A shape or a device does not fit, or a scale comes with a cache that has none.
+        ValueError: A shape or a device does not fit, a scale comes with a cache that has none, or
+            `query` without `rotary`.
         TypeError: A dtype is not accepted.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 3.4.
     """
     num_tokens, num_kv_heads, head_size = key.shape
     num_blocks, _, block_size, _ = key_cache.shape
@@ -59,8 +73,24 @@ def kv_cache_update(
     expect_tensor(slot_mapping, "slot_mapping", (num_tokens,), INT64, device)
     expect_scale(k_scale, "k_scale", key_cache)
     expect_scale(v_scale, "v_scale", value_cache)
+    if rotary is not None:
+        _expect_rotary(rotary, key)
+    if query is not None:
+        expect(rotary is not None, "query", "None, as there is no rotary to turn it", "a tensor")
+        expect_tensor(query, "query", (num_tokens, query.shape[1], head_size), FLOATS, device)
     run = implementation("kv_cache_update", "kv_cache_update", runs_on_triton(key))
-    run(key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+    run(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        rotary=rotary,
+        query=query,
+        zero_tail=zero_tail,
+    )
 
 
 def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
@@ -70,3 +100,12 @@ def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
     expect_tensor(scale, name, (), FLOAT32, cache.device)
     if cache.dtype in FLOATS:
         expect(False, name, f"None, for a cache of {cache.dtype} is not scaled", "a tensor")
+
+
+def _expect_rotary(rotary: tuple[Tensor, Tensor], key: Tensor) -> None:
+    num_tokens, _, head_size = key.shape
+    half = rotary[0].shape[-1]
+    for part, name in zip(rotary, ("rotary[0]", "rotary[1]"), strict=True):
+        expect_tensor(part, name, (num_tokens, half), FLOATS, key.device)
+    if not 0 < 2 * half <= head_size:
+        expect(False, "rotary", f"1 to {head_size // 2} angles a token", half)

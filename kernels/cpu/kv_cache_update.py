@@ -4,6 +4,7 @@ Casting and quantising is left to torch, on the new tokens alone; a program then
 task is a few tokens, all heads, keys and values.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,8 +75,15 @@ def kv_cache_update(
     *,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    rotary: tuple[Tensor, Tensor] | None,
+    query: Tensor | None,
+    zero_tail: bool,
 ) -> None:
     """See `blockstride.kernels.kv_cache_update`."""
+    if rotary is not None:
+        key = _turned(key, *rotary)
+        if query is not None:
+            query.copy_(_turned(query, *rotary))
     key, value = _stored(key, key_cache.dtype, k_scale), _stored(value, value_cache.dtype, v_scale)
     num_tokens, num_kv_heads, key_size = key.shape
     num_blocks, _, block_size, value_size = value_cache.shape
@@ -91,6 +99,34 @@ def kv_cache_update(
     if fault:
         got = f"one in block {fault}"
         expect(False, "slot_mapping", f"slots below {num_blocks * block_size}", got)
+    if zero_tail:
+        _zero_tails(slot_mapping, key_cache, value_cache)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads with their first `2 * half` elements turned, in float32."""
+    half = cos.shape[1]
+    first, second, rest = x.float().split([half, half, x.shape[2] - 2 * half], dim=2)
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=2)
+
+
+def _zero_tails(slot_mapping: Tensor, *caches: Tensor) -> None:
+    """Zero what follows the last token of each block whose first token is among these too."""
+    block_size = caches[0].shape[2]
+    slots = slot_mapping.numpy()
+    offsets = slots % block_size
+    first = np.arange(len(slots)) - offsets
+    is_fresh = (first >= 0) & (slots[first.clip(min=0)] == slots - offsets) & (slots >= block_size)
+    ends = np.append(slots[1:], -1) != slots + 1
+    last = slots[is_fresh & ends]
+    tail = np.arange(block_size) > (last % block_size)[:, None]
+    entry, offset = (torch.from_numpy(index) for index in tail.nonzero())
+    block = torch.from_numpy(last // block_size)[entry]
+    for cache in caches:
+        # zero is all bits zero in every dtype
+        bits = cache.view(torch.int8) if cache.itemsize == 1 else cache
+        bits[block, :, offset] = 0
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

@@ -154,6 +154,49 @@ def test_writing_in_any_order_is_the_same(slots):
     assert torch.equal(other[1], values)
 
 
+@pytest.mark.parametrize("half", [4, 2, 1])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_keys_and_queries_turn_by_the_angles_of_their_tokens(half, dtype, assert_same_bits):
+    inputs, (keys, values), _ = make(dtype=dtype, cache_dtype=dtype)
+    angles, query = torch.randn(7, half), torch.randn(7, 5, 8).to(dtype)
+    kept = inputs["key"].clone()
+    expected = [turned(x, angles).to(dtype) for x in (query, inputs["key"])]
+    turned_keys, plain_values = keys.clone(), values.clone()
+    kv_cache_update(**(inputs | {"key": expected[1]}), key_cache=keys, value_cache=values)
+    kv_cache_update(
+        **inputs, key_cache=turned_keys, value_cache=plain_values,
+        rotary=(angles.cos(), angles.sin()), query=query,
+    )  # fmt: skip
+    rounding = {"rtol": 1e-2, "atol": 1e-2} if dtype is BF16 else {}
+    torch.testing.assert_close(query, expected[0], **rounding)
+    torch.testing.assert_close(turned_keys, keys, **rounding)
+    assert_same_bits(plain_values, values)
+    assert_same_bits(inputs["key"], kept)
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Complex multiplication of element pairs `half` apart; the rest stays."""
+    half = angles.shape[-1]
+    pairs = torch.complex(x[..., :half].float(), x[..., half : 2 * half].float())
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :].float()), dim=-1)
+
+
+@pytest.mark.parametrize("cache_dtype", [F32, BF16, F8, I8], ids=str)
+def test_only_the_tails_of_blocks_that_the_call_began_are_zeroed(cache_dtype, assert_same_bits):
+    # goes on in block 5; goes on in block 1 and begins 2; begins and fills block 3, and begins 4
+    slots = (21, 22, 5, 6, 7, 8, 9, PAD_SLOT_ID, 12, 13, 14, 15, 16)
+    inputs, (keys, values), _ = make(slots=slots, cache_dtype=cache_dtype)
+    expected = keys.clone(), values.clone()
+    kv_cache_update(**inputs, key_cache=expected[0], value_cache=expected[1])
+    for cache in expected:
+        cache[2, :, 2:] = 0
+        cache[4, :, 1:] = 0
+    kv_cache_update(**inputs, key_cache=keys, value_cache=values, zero_tail=True)
+    assert_same_bits(keys, expected[0])
+    assert_same_bits(values, expected[1])
+
+
 def test_slots_beyond_2_to_the_31_elements_are_reached(lazy_memory, assert_same_bits):
     # O1, O2: block id * stride wraps at 32 bits, silently or with a crash
     stride = 2**29 + 16
@@ -174,6 +217,8 @@ BAD = {
     "slot_mapping": (torch.zeros(7, dtype=torch.int32), TypeError),
     "k_scale": (torch.tensor(1.0), ValueError),
     "v_scale": (torch.tensor(1.0), ValueError),
+    "query": (torch.zeros(7, 5, 8), ValueError),
+    "rotary": ((torch.zeros(7, 5), torch.zeros(7, 5)), ValueError),
 }
 
 
