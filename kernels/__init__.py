@@ -4,6 +4,7 @@ Every function takes logical views and reads their strides; it never asks for th
 Ids of blocks and states that are zero or negative are padding, neither read nor written.
 """
 
+from blockstride.kernels.attention_schedule import AttentionSchedule, attention_schedule
 from blockstride.kernels.block_copy import block_copy
 from blockstride.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.expert_mlp import PackedExperts, expert_mlp, pack_experts
@@ -18,8 +19,10 @@ from blockstride.kernels.state_pages import pack_state, unpack_state
 
 __all__ = [
     "PAD_SLOT_ID",
+    "AttentionSchedule",
     "PackedExperts",
     "StateField",
+    "attention_schedule",
     "block_copy",
     "causal_conv1d",
     "causal_conv1d_update",

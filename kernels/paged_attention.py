@@ -5,6 +5,7 @@ from typing import Literal, overload
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
+from blockstride.kernels.attention_schedule import AttentionSchedule
 from blockstride.kernels.checks import (
     CACHE_DTYPES,
     FLOATS,
@@ -33,6 +34,7 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
+    schedule: AttentionSchedule | None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 
@@ -53,6 +55,7 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
+    schedule: AttentionSchedule | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -72,6 +75,7 @@ def paged_attention(
     k_scale: Float[Tensor, ""] | None = None,
     v_scale: Float[Tensor, ""] | None = None,
     out: Float[Tensor, "num_tokens num_heads value_size"] | None = None,
+    schedule: AttentionSchedule | None = None,
     return_lse: bool = False,
 ) -> (
     Float[Tensor, "num_tokens num_heads value_size"]
@@ -100,6 +104,8 @@ def paged_attention(
         k_scale: What a stored key is multiplied by; 1 if not given. Only for fp8 and int8 caches.
         v_scale: The same for values.
         out: Where the result goes; it must not overlap `query`.
+        schedule: What `attention_schedule` planned for these arguments, if it was asked; the layers
+            of a step share one. Without a meaning on a CPU.
         return_lse: Whether to return the logarithm of the softmax's denominator too.
 
     Returns:
@@ -140,7 +146,9 @@ def paged_attention(
     if out is not None:
         shape = (num_tokens, num_heads, value_size)
         expect_tensor(out, "out", shape, (query.dtype,), device)
-    run = implementation("paged_attention", "paged_attention", runs_on_triton(query))
+    on_triton = runs_on_triton(query)
+    plan = {"schedule": schedule} if on_triton else {}
+    run = implementation("paged_attention", "paged_attention", on_triton)
     return run(
         query,
         key_cache,
@@ -156,4 +164,5 @@ def paged_attention(
         v_scale=v_scale,
         out=out,
         return_lse=return_lse,
+        **plan,
     )

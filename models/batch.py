@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
+
+from blockstride.kernels import AttentionSchedule
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ class StepBatch:
         has_initial_state: Whether a sequence has tokens before the new ones.
         tables: One for each cache group, in the order of the groups.
         logits_rows: New tokens after which a distribution is asked for.
+        max_query_len: New tokens of the sequence that has most.
         is_decode: Whether every sequence has exactly one new token, after others.
+        schedules: Plan of the attention of each group, by its index; the first layer of a group
+            that attends makes it for all.
     """
 
     token_ids: Int64[Tensor, " num_tokens"]
@@ -46,4 +51,6 @@ class StepBatch:
     has_initial_state: Bool[Tensor, " num_seqs"]
     tables: tuple[GroupTable, ...]
     logits_rows: Int64[Tensor, " num_rows"]
+    max_query_len: int
     is_decode: bool
+    schedules: dict[int, AttentionSchedule | None] = field(default_factory=dict)

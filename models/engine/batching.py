@@ -49,6 +49,7 @@ def make_batch(
         tables=tables,
         # a request whose prompt is not done yet samples nothing
         logits_rows=_tensor(query_start_loc[1:][ends == known] - 1, device),
+        max_query_len=int(lens.max()),
         is_decode=bool((lens == 1).all() and (starts > 0).all()),
     )
 

@@ -100,15 +100,19 @@ class AttentionMixer(Mixer):
         table, cache = batch.tables[self.group], self.cache
         assert table.slot_mapping is not None, "an attention group has slots"
         kernels.kv_cache_update(key, value, cache.key_cache, cache.value_cache, table.slot_mapping)
-        out = kernels.paged_attention(
+        call = (
             query,
             cache.key_cache,
             cache.value_cache,
             table.block_table,
             batch.seq_lens,
             batch.query_start_loc,
-            scale=self.size**-0.5,
         )
+        if self.group not in batch.schedules:
+            schedule = kernels.attention_schedule(*call, max_query_len=batch.max_query_len)
+            batch.schedules[self.group] = schedule
+        schedule = batch.schedules[self.group]
+        out = kernels.paged_attention(*call, scale=self.size**-0.5, schedule=schedule)
         return kernels.linear(out.flatten(1), self.out)
 
 

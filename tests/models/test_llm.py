@@ -2,6 +2,7 @@
 
 import pytest
 
+from blockstride import kernels
 from blockstride.models import LLM, EngineConfig, SamplingParams
 from blockstride.models.cli import main
 
@@ -9,6 +10,28 @@ from blockstride.models.cli import main
 @pytest.fixture(scope="module")
 def llm(reference):
     return LLM(reference.path)
+
+
+def test_attention_is_planned_once_a_step_for_all_layers(make_reference, monkeypatch):
+    plan, attend = kernels.attention_schedule, kernels.paged_attention
+    plans, calls = [], []
+
+    def count_plan(*arguments, max_query_len):
+        plan(*arguments, max_query_len=max_query_len)
+        plans.append((max_query_len, object()))
+        return plans[-1]
+
+    def count_call(*arguments, schedule, **options):
+        calls.append(schedule)
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(kernels, "attention_schedule", count_plan)
+    monkeypatch.setattr(kernels, "paged_attention", count_call)
+    llm = LLM(make_reference(attn_layer_period=2).path)
+    llm.generate("abcdefg", SamplingParams(max_tokens=4, ignore_eos=True))
+    assert [length for length, _ in plans] == [7, 1, 1, 1]
+    assert calls == [each for each in plans for _ in range(len(calls) // len(plans))]
+    assert len(calls) > len(plans)
 
 
 def test_streamed_pieces_join_to_the_generated_text(llm):
