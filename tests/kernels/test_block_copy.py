@@ -77,7 +77,7 @@ def test_blocks_cross_between_every_two_layouts(of, to, pool_of, assert_same_bit
     [
         (4, 4, (), ()),
         (8, 4, (2, 1), (4, 1, 3, 2)),
-        (4, 8, (4, 1, 3, 2), (2, 1)),  # T16, T17: either direction, tokens in order
+        (4, 8, (4, 1, 3, 2), (2, 1)),  # either direction, tokens in order
         (2, 3, (1, 2, 3, 4, 5, 6), (4, 3, 2, 1)),
         (6, 4, (3, 1), (1, 2, 3)),
         (1, 5, (5, 4, 3, 2, 1), (1,)),

@@ -19,7 +19,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "no-sequence": {"lengths": ()},
     "no-token": {"lengths": (0, 0)},
     "shorter-than-width": {"lengths": (1, 2, 0, 3)},
-    "1025-tokens": {"lengths": (1025,), "dim": 8},  # M9
+    "1025-tokens": {"lengths": (1025,), "dim": 8},
     "1026-tokens": {"lengths": (1026,), "dim": 8},
     "fresh": {"initial": False},
     "fresh-and-short": {"initial": False, "lengths": (1, 2)},
@@ -102,7 +102,7 @@ def test_outputs_follow_the_definition_and_states_are_the_last_inputs(
 def test_an_update_continues_as_a_longer_prompt_would(
     num_new, width, assert_accurate, assert_same_bits
 ):
-    # M5: batch of three with padding, widths 3 and 4, one and three tokens
+    # batch of three with padding, widths 3 and 4, one and three tokens
     inputs, _ = make(lengths=(num_new,) * 4, width=width)
     inputs["state_indices"] = torch.tensor([3, 0, 5, -1], dtype=torch.int32)
     exact, states = convolution(inputs, "silu", torch.float64)
@@ -157,7 +157,7 @@ def test_only_the_blocks_of_sequences_with_tokens_are_written(
 
 
 def test_a_state_is_not_read_without_has_initial_state():
-    # M1, M3: what an earlier owner left is NaN, and 0 * NaN would be too
+    # what an earlier owner left is NaN, and 0 * NaN would be too
     inputs, _ = make(initial=False)
     exact, _ = convolution(inputs, "silu", torch.float64)
     inputs["conv_state"].fill_(NAN)

@@ -37,9 +37,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "value_size-40": {"value_size": 40},
     "block_size-1": {"block_size": 1},
     "block_size-3": {"block_size": 3},
-    "block_size-256": {"block_size": 256},  # L14
+    "block_size-256": {"block_size": 256},
     "window-1": {"window": 1},
-    "window-4": {"window": 4},  # W3
+    "window-4": {"window": 4},
     "window-16": {"window": 16},
     "window-70": {"window": 70, "seqs": ((30, 200), (1, 150))},
     "soft_cap": {"soft_cap": 2.0},
@@ -154,7 +154,7 @@ def attention(
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_outputs_follow_the_definition_and_nothing_else_is_read(row, assert_accurate):
-    # M2, V6, Q1, Q2, W2: poison in tails and in other blocks would show, and so would a lost scale
+    # poison in tails and in other blocks would show, and so would a lost scale
     inputs, options = make(**row)
     exact = attention(inputs, options, torch.float64)
     plain = attention(inputs, options, F32)
@@ -169,7 +169,7 @@ def test_outputs_follow_the_definition_and_nothing_else_is_read(row, assert_accu
 @pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
 @pytest.mark.parametrize("cache_dtype", [F32, F8], ids=str)
 def test_every_memory_order_gives_the_same_bits(order, cache_dtype, pool_of, assert_same_bits):
-    # L13: a base address of block * block_size * stride_token would be wrong in all but one
+    # a base address of block * block_size * stride_token would be wrong in all but one
     inputs, options = make(cache_dtype=cache_dtype, num_heads=2, block_size=4, head_size=80)
     out = paged_attention(**inputs, **options)
     keys, values = (pool_of(inputs[name], order) for name in ("key_cache", "value_cache"))
@@ -189,7 +189,7 @@ def test_latent_attention_reads_values_from_a_slice_of_the_keys(assert_accurate)
 
 @pytest.mark.parametrize("seqs", [((1, 12),), ((20, 20),)], ids=["decode", "prompt"])
 def test_a_window_of_w_sees_w_tokens(seqs):
-    # W2: w tokens, not w + 1, the query's own included
+    # w tokens, not w + 1, the query's own included
     inputs, options = make(seqs=seqs, num_heads=2, head_size=16, value_size=16)
     inputs["query"].zero_()
     inputs["value_cache"].copy_(torch.arange(16.0)[:, None].expand(-1, 16))
@@ -286,7 +286,7 @@ def test_a_prompt_in_two_chunks_attends_as_one(total, cut):
 
 @pytest.mark.parametrize("new", [1, 20], ids=["decode", "prompt"])
 def test_blocks_beyond_2_to_the_31_elements_are_reached(new, lazy_memory):
-    # O1, O2: block id * stride wraps at 32 bits, silently or with a crash
+    # block id * stride wraps at 32 bits, silently or with a crash
     stride = 2**30 + 16
     inputs, options = make(seqs=((new, 20),), num_heads=2)
     memory = lazy_memory(2 * stride + 4096, F32)

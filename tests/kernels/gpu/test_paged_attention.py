@@ -76,7 +76,7 @@ def test_windows_caps_and_sinks_agree_with_float64(options, sequences, device):
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
 def test_quantised_caches_keep_the_budget_of_the_query(cache_dtype, device):
-    """A scale that is lost, swapped or applied on one path only is far outside (Q1, Q2)."""
+    """A scale that is lost, swapped or applied on one path only is far outside."""
     b = batch(MIXED, cache_dtype=cache_dtype).to(device)
     unit = 0.02 if cache_dtype == torch.int8 else 1.0
     k_scale, v_scale = torch.tensor([0.7 * unit, 1.9 * unit], device=device)
@@ -167,7 +167,7 @@ def test_long_prompts_are_shared_with_the_specialised_kernel(context, monkeypatc
 
 @pytest.mark.parametrize("window", [1, 5, 64])
 def test_a_window_of_w_tokens_sees_exactly_w(window, device):
-    """With equal scores the output is the mean of what is seen; one more token tells (W2)."""
+    """With equal scores the output is the mean of what is seen; one more token tells."""
     b = batch([(1, 99), (30, 50)], num_heads=1, num_kv_heads=1, dtype=torch.float32).to(device)
     b.query.zero_()
     for sequence, seq_len in enumerate(b.seq_lens.tolist()):
@@ -181,12 +181,12 @@ def test_a_window_of_w_tokens_sees_exactly_w(window, device):
 
 
 def test_a_decode_step_keeps_its_window_past_512_tokens(device):
-    """W3: the window of 512 tokens, one token after 600."""
+    """The window of 512 tokens, one token after 600."""
     check(batch([(1, 600)], window=512).to(device), window=512)
 
 
 def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(device):
-    """V6: the second chunk's positions start where the first one ended."""
+    """The second chunk's positions start where the first one ended."""
     whole = batch([(70, 0)], dtype=torch.float32).to(device)
     expected, _ = attend(whole)
     for begin, end in ((0, 33), (33, 64), (64, 70)):
@@ -201,7 +201,7 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(device):
 
 @pytest.mark.parametrize("sequences", [[], [(0, 0)], [(0, 5), (0, 0)]], ids=str)
 def test_batches_without_tokens_are_legal(sequences, device):
-    """V1: nothing to do is no error."""
+    """Nothing to do is no error."""
     b = batch(sequences or [(0, 0)]).to(device)
     out, lse = attend(b) if b.query.shape[0] else (b.query, b.query[..., 0])
     assert out.shape[0] == lse.shape[0] == 0
@@ -240,7 +240,7 @@ def test_caches_and_what_lies_round_the_output_stay_as_they_were(device):
     ids=str,
 )
 def test_block_ids_times_strides_may_pass_2_to_the_31(block, shape, overflow_is_an_error):
-    """O1 (65,535 is the last block that 32 bits reach) and O2."""
+    """Block 65,535 is the last one that 32 bits reach."""
     if not INTERPRET:
         pytest.skip("lazily mapped memory is the interpreter's")
     tokens, heads, size = shape
@@ -260,7 +260,7 @@ def test_block_ids_times_strides_may_pass_2_to_the_31(block, shape, overflow_is_
 
 
 def test_strides_inside_a_block_may_pass_2_to_the_31_too(overflow_is_an_error):
-    """O3: tokens outermost, a whole pool apart."""
+    """Tokens outermost, a whole pool apart."""
     if not INTERPRET:
         pytest.skip("lazily mapped memory is the interpreter's")
     pool = lazy_pool((3, 1, 16, 64), (64, 64, 2**28, 1), torch.bfloat16)
