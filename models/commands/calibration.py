@@ -22,22 +22,32 @@ REPEATS = 5
 REGION_BYTES = 1 << 28
 """Memory of each side: several times what the largest probe spans."""
 
+DEADLINE_SECONDS = 60.0
+"""The most that the other process may take to start, to end, or to give what is read."""
+
 
 def measure_cost_model() -> CostModel:
     """Fits the cost model to READs from another process, between host memories.
 
     Raises:
         ValueError: NIXL is not installed, or its times do not fit.
+        TimeoutError: The process that is read from does not start, or does not give.
     """
     source = f"NIXL, UCX over host memory, {platform.machine()}, {os.cpu_count()} cores"
     here, there = get_context("spawn").Pipe()
     owner = get_context("spawn").Process(target=_own_memory, args=(there,), daemon=True)
     owner.start()
+    # so that its end is seen from here
+    there.close()
     try:
         return calibrate(_read_seconds(here), _conversion_rate(), source)
     finally:
-        here.send(None)
-        owner.join()
+        # the owner ends when the pipe does, and is not waited for longer than it may take
+        here.close()
+        owner.join(DEADLINE_SECONDS)
+        if owner.is_alive():
+            owner.kill()
+            owner.join()
 
 
 def _agent(name: str) -> tuple[Any, np.ndarray]:
@@ -53,7 +63,7 @@ def _agent(name: str) -> tuple[Any, np.ndarray]:
 
 
 def _own_memory(pipe: Connection) -> None:
-    """The process that is read from: answers until something comes through the pipe."""
+    """The process that is read from: answers until the pipe is closed."""
     agent, region = _agent(OWNER)
     pipe.send((agent.get_agent_metadata(), region.ctypes.data))
     while not pipe.poll():
@@ -64,7 +74,12 @@ def _own_memory(pipe: Connection) -> None:
 def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
     """`(descriptors, bytes of each) -> seconds` of the fastest of some READs."""
     reader, ours = _agent("calibrate-reader")
-    metadata, theirs = pipe.recv()
+    if not pipe.poll(DEADLINE_SECONDS):
+        raise TimeoutError(f"{OWNER}: expected a start within {DEADLINE_SECONDS} s, got none")
+    try:
+        metadata, theirs = pipe.recv()
+    except EOFError as error:
+        raise ValueError(f"{OWNER}: expected its agent, got an end") from error
     reader.add_remote_agent(metadata)
 
     def seconds(count: int, nbytes: int) -> float:
@@ -86,6 +101,10 @@ def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
             begin = time.perf_counter()
             state = reader.transfer(handle)
             while state == "PROC":
+                if time.perf_counter() - begin > DEADLINE_SECONDS:
+                    raise TimeoutError(
+                        f"{OWNER}: expected {count} READs of {nbytes} bytes, got none"
+                    )
                 state = reader.check_xfer_state(handle)
             times.append(time.perf_counter() - begin)
             reader.release_xfer_handle(handle)
