@@ -1,4 +1,4 @@
-"""Check and time every attention-side kernel on one GPU, in under 8 minutes.
+"""Check and time every kernel on one GPU, in under 8 minutes.
 
     python bench/gpu.py --out results
 

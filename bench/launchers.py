@@ -11,15 +11,26 @@ from aot import OfflineDriver
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from blockstride.kernels import StateField, StateRing
 from blockstride.kernels.gpu import (
     attention_schedule,
     block_copy,
+    causal_conv1d,
+    causal_conv1d_update,
+    copy_state,
     kv_cache_update,
+    pack_state,
     paged_attention,
+    rms_norm,
+    selective_state_update,
+    silu_and_mul,
+    ssd_ring_update,
+    ssd_state_update,
+    unpack_state,
 )
 
 
-def calls(num_seqs: int = 64) -> dict[str, Callable[[], object]]:
+def attention_calls(num_seqs: int = 64) -> dict[str, Callable[[], object]]:
     """One decode step's calls, on tensors with real strides and no GPU."""
     cache = torch.empty((8, 4, 16, 256), dtype=torch.bfloat16)
     key_cache, value_cache = cache[..., :128], cache[..., 128:]
@@ -42,6 +53,41 @@ def calls(num_seqs: int = 64) -> dict[str, Callable[[], object]]:
     }
 
 
+def state_calls(num_seqs: int = 64, dim: int = 512) -> dict[str, Callable[[], object]]:
+    """The same for the state side of a hybrid step."""
+    wide = torch.empty((num_seqs, 2 * dim), dtype=torch.bfloat16)
+    x, z = wide.split(dim, dim=1)
+    A, D = torch.empty((dim, 16)), torch.empty(dim)
+    B = torch.empty((num_seqs, 16), dtype=torch.bfloat16)
+    conv_state, weight = torch.empty((9, dim, 3)), torch.empty((dim, 4), dtype=torch.bfloat16)
+    ids = torch.ones(num_seqs, dtype=torch.int32)
+    starts, fresh = torch.arange(num_seqs + 1, dtype=torch.int32), torch.zeros(num_seqs).bool()
+    conv = (weight, weight[:, 0], conv_state, ids)
+    heads = (x.view(num_seqs, 8, -1), x[:, :8], D[:8], B[:, None], B[:, None])
+    states = torch.empty((9, dim, 16))
+    ring = StateRing(
+        torch.empty((9, 7, 8, dim // 8)), torch.empty((9, 7, 1, 16)),
+        torch.empty((9, 7, 8)), torch.empty((9, 8)),
+    )  # fmt: skip
+    pages = torch.empty((9, 1, 1, 64 * dim), dtype=torch.int8)
+    field = StateField(0, (dim, 16), (16, 1), torch.float32)
+    gates = {"D": D, "z": z, "dt_bias": D}
+    return {
+        "causal_conv1d": lambda: causal_conv1d(x, *conv, starts, fresh),
+        "causal_conv1d_update": lambda: causal_conv1d_update(x[:, None], *conv),
+        "selective_state_update": lambda: selective_state_update(
+            x, x, A, B, B, states, ids, **gates
+        ),
+        "ssd_state_update": lambda: ssd_state_update(*heads, states.view(9, 8, -1, 16), ids),
+        "ssd_ring_update": lambda: ssd_ring_update(*heads, states.view(9, 8, -1, 16), ring, ids),
+        "unpack_state": lambda: unpack_state(pages, ids, [field], [torch.float32]),
+        "pack_state": lambda: pack_state([states], pages, ids[:9], [field]),
+        "copy_state": lambda: copy_state(pages, ids, ids),
+        "rms_norm": lambda: rms_norm(x, D, 1e-6, residual=z),
+        "silu_and_mul": lambda: silu_and_mul(wide),
+    }
+
+
 def least_us(call: Callable[[], object], repeats: int = 50, inner: int = 20) -> float:
     """The least of many short measurements: what the call costs when nothing disturbs it."""
     call()
@@ -60,7 +106,8 @@ def main() -> None:
     options = parser.parse_args()
     driver.set_active(cast(Any, OfflineDriver("sm_90")))
     setattr(JITFunction, "run", lambda *_, **__: None)  # noqa: B010
-    times = {name: least_us(call) for name, call in calls().items()}
+    calls = attention_calls() | state_calls()
+    times = {name: least_us(call) for name, call in calls.items()}
     if options.json:
         print(json.dumps(times))
         return

@@ -31,10 +31,14 @@ ISSUES_PER_CYCLE = 4
 
 @dataclass(frozen=True)
 class Code:
-    """What a run of instructions issues, a warp: counts, global bytes, tensor-core FLOP."""
+    """What a run of instructions issues, a warp: counts, global bytes, tensor-core FLOP.
+
+    `narrow` counts global accesses of fewer than 4 bytes a lane.
+    """
 
     instructions: int
     integer: int
+    narrow: int
     global_bytes: int
     flop: int
     wgmma: int
@@ -108,6 +112,7 @@ def _count(rows: list[str]) -> Code:
     return Code(
         instructions=len(rows),
         integer=sum(bool(INTEGER.match(row)) for row in rows),
+        narrow=sum(0 < _bytes(row) < 32 * 4 for row in rows),
         global_bytes=sum(_bytes(row) for row in rows),
         flop=sum(_flop(row) for row in rows),
         wgmma=sum(bool(WGMMA.match(row)) for row in rows),

@@ -54,9 +54,12 @@ def _row(variant: Variant, target: str, launch) -> dict[str, Any]:
         moved = loop.global_bytes
         if variant.token_bytes and launch.name == "attention_kernel":
             moved = variant.token_bytes * launch.options["BLOCK_N"] / reading.num_warps
+        if variant.moved:
+            moved = variant.moved(launch.options) / reading.num_warps
         row |= {
             "instructions": loop.instructions,
             "integer": loop.integer,
+            "narrow": loop.narrow,
             "bytes_per_cycle": loop.ceiling(moved),
             "flop_per_cycle": loop.ceiling(loop.flop),
             "wgmma": loop.wgmma,
@@ -68,6 +71,13 @@ def budgets_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """What a regression would raise, by target, variant and kernel."""
     kept = ("registers", "spill_bytes", "shared_bytes", "instructions")
     return {key_of(row): {k: row[k] for k in kept if k in row} for row in rows}
+
+
+def record(rows: list[dict[str, Any]], keeps_others: bool) -> None:
+    """Write the budgets of these rows, beside those recorded for others or instead of all."""
+    budgets = json.loads(BUDGETS.read_text())["budgets"] if keeps_others else {}
+    recorded = {"versions": versions(), "budgets": budgets | budgets_of(rows)}
+    BUDGETS.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 def key_of(row: dict[str, Any]) -> str:
@@ -86,15 +96,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="variants; all if none is named")
     parser.add_argument("--target", action="append", choices=list(TARGETS))
     parser.add_argument("--json", action="store_true", help="print rows and versions as JSON")
-    parser.add_argument("--record", action="store_true", help=f"write {BUDGETS.name}")
+    parser.add_argument("--record", action="store_true", help=f"write their {BUDGETS.name}")
     options = parser.parse_args()
     chosen = [v for v in variants() if not options.names or v.name in options.names]
     rows = [
         row for target in options.target or TARGETS for v in chosen for row in measure(v, target)
     ]
     if options.record:
-        recorded = {"versions": versions(), "budgets": budgets_of(rows)}
-        BUDGETS.write_text(json.dumps(recorded, indent=1) + "\n")
+        record(rows, keeps_others=bool(options.names or options.target))
     if options.json:
         print(json.dumps({"versions": versions(), "rows": rows}))
     else:

@@ -13,7 +13,7 @@ from blockstride.kernels.checks import (
     expect_query_start_loc,
     expect_tensor,
 )
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 MAX_NEW_TOKENS = 8
 MAX_WIDTH = 8
@@ -68,8 +68,7 @@ def causal_conv1d(
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
     expect_query_start_loc(query_start_loc, num_tokens)
-    expect_cpu(x, "x")
-    run = implementation("causal_conv1d", "causal_conv1d", False)
+    run = implementation("causal_conv1d", "causal_conv1d", runs_on_triton(x))
     return run(
         x,
         weight,
@@ -120,8 +119,7 @@ def causal_conv1d_update(
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     if not 1 <= num_new <= MAX_NEW_TOKENS:
         expect(False, "x", f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
-    expect_cpu(x, "x")
-    run = implementation("causal_conv1d", "causal_conv1d_update", False)
+    run = implementation("causal_conv1d", "causal_conv1d_update", runs_on_triton(x))
     return run(x, weight, bias, conv_state, state_indices, activation=activation, out=out)
 
 

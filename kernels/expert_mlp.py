@@ -74,14 +74,15 @@ def expert_mlp(
         gate_up: Gate and up projections of each expert, one above the other; as they are or from
             `pack_experts`.
         down: Down projection of each expert, likewise.
-        expert_ids: Experts of each token, from 0 to `num_experts - 1`.
+        expert_ids: Experts of each token, from 0 to `num_experts - 1`. A GPU's ids are not looked
+            at beforehand; there another one adds nothing.
         expert_weights: Weight of each of them in the sum.
 
     Returns:
         The weighted sum of each token, in the dtype of `x`.
 
     Raises:
-        ValueError: A shape or a device does not fit.
+        ValueError: A shape or a device does not fit, or an id on a CPU.
         TypeError: A dtype is not accepted; `x`, `gate_up` and `down` have the same one.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated

@@ -1,23 +1,37 @@
-"""Root mean square normalisation, with the residual addition before it fused in."""
+"""Root mean square normalisation, with the residual addition or the gate before it fused in."""
 
 from typing import overload
 
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.checks import FLOATS, expect, expect_tensor
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
 @overload
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, residual: None = None, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    residual: None = None,
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
 @overload
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, residual: Tensor, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    residual: Tensor,
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -27,6 +41,8 @@ def rms_norm(
     eps: float,
     *,
     residual: Float[Tensor, "*batch dim"] | None = None,
+    gate: Float[Tensor, "*batch dim"] | None = None,
+    group_size: int | None = None,
     out: Float[Tensor, "*batch dim"] | None = None,
 ) -> Float[Tensor, "*batch dim"] | tuple[Float[Tensor, "*batch dim"], Float[Tensor, "*batch dim"]]:
     """Scale every row to unit root mean square: `x / sqrt(mean(x ** 2) + eps) * weight`.
@@ -37,25 +53,31 @@ def rms_norm(
         eps: Added to the mean square.
         residual: If given, `x` is added to it in place, and the sum is what is normalised. The
             sum is rounded to the dtype of `residual` first.
-        out: Where the result goes; it may be `x` itself.
+        gate: If given, what is normalised is multiplied by `silu(gate)` first, as in Mamba-2.
+        group_size: If given, every so many channels are normalised by themselves.
+        out: Where the result goes; it may be `x` or `gate` itself.
 
     Returns:
         The normalised rows in the dtype of `x` (`out`, if that was given); with a residual the
         pair of them and `residual`.
 
     Raises:
-        ValueError: A shape or a device does not fit.
+        ValueError: A shape or a device does not fit, or the groups do not divide the channels.
         TypeError: A dtype is not accepted.
 
-    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization".
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization"; Dao and Gu, "Transformers
+    are SSMs", 7.1, for the gate.
     """
     shape, device = x.shape, x.device
     expect_tensor(x, "x", shape, FLOATS, device)
     expect_tensor(weight, "weight", shape[-1:], FLOATS, device)
     if residual is not None:
         expect_tensor(residual, "residual", shape, FLOATS, device)
+    if gate is not None:
+        expect_tensor(gate, "gate", shape, FLOATS, device)
+    if group_size is not None and (group_size < 1 or shape[-1] % group_size):
+        expect(False, "group_size", f"a divisor of {shape[-1]} channels", group_size)
     if out is not None:
         expect_tensor(out, "out", shape, (x.dtype,), device)
-    expect_cpu(x, "x")
-    run = implementation("rms_norm", "rms_norm", False)
-    return run(x, weight, eps, residual=residual, out=out)
+    run = implementation("rms_norm", "rms_norm", runs_on_triton(x))
+    return run(x, weight, eps, residual=residual, gate=gate, group_size=group_size, out=out)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, expect, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
 def silu_and_mul(
@@ -34,6 +34,5 @@ def silu_and_mul(
     if out is not None:
         shape = (*batch, twice_inner // 2)
         expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
-    expect_cpu(gate_up, "gate_up")
-    run = implementation("silu_and_mul", "silu_and_mul", False)
+    run = implementation("silu_and_mul", "silu_and_mul", runs_on_triton(gate_up))
     return run(gate_up, out=out)

@@ -1,4 +1,4 @@
-"""Typed recurrent states out of byte pages, and back."""
+"""Typed recurrent states out of byte pages and back, and snapshots of whole pages."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.state_field import StateField
 
 INT8 = (torch.int8,)
@@ -39,8 +39,7 @@ def unpack_state(
     expect(len(dtypes) == len(fields), "dtypes", f"{len(fields)} of them", len(dtypes))
     for dtype in dtypes:
         expect(dtype in FLOATS, "dtypes", " or ".join(map(str, FLOATS)), dtype, TypeError)
-    expect_cpu(pages, "pages")
-    run = implementation("state_pages", "unpack_state", False)
+    run = implementation("state_pages", "unpack_state", runs_on_triton(pages))
     return run(pages, state_indices, fields, dtypes)
 
 
@@ -69,9 +68,46 @@ def pack_state(
     _expect_pages(pages, state_indices, fields)
     for state, field in zip(states, fields, strict=True):
         expect_tensor(state, "states", (num_seqs, *field.shape), FLOATS, pages.device)
-    expect_cpu(pages, "pages")
-    run = implementation("state_pages", "pack_state", False)
+    run = implementation("state_pages", "pack_state", runs_on_triton(pages))
     run(states, pages, state_indices, fields)
+
+
+def copy_state(
+    pages: Int8[Tensor, "num_blocks 1 1 page_bytes"],
+    source_indices: Int32[Tensor, " num_copies"],
+    destination_indices: Int32[Tensor, " num_copies"],
+) -> None:
+    """Copy whole states into other blocks of their pool: snapshots, for prefixes to be shared.
+
+    Args:
+        pages: Pool of pages, with any stride between them, written in place. All bytes of a page
+            are copied, whatever it holds; those between pages are not.
+        source_indices: Blocks to read. Nothing is copied from an id <= 0.
+        destination_indices: Blocks to write, none of them twice, and none that is read by another
+            copy of the call. Nothing is copied to an id <= 0.
+
+    Raises:
+        ValueError: The two lists differ in length, or a block is written twice, or read and
+            written.
+        TypeError: A dtype is not accepted.
+    """
+    _expect_pages(pages, source_indices, ())
+    shape = (source_indices.shape[0],)
+    expect_tensor(destination_indices, "destination_indices", shape, INT32, pages.device)
+    _expect_apart(source_indices, destination_indices)
+    run = implementation("state_pages", "copy_state", runs_on_triton(pages))
+    run(pages, source_indices, destination_indices)
+
+
+def _expect_apart(source_indices: Tensor, destination_indices: Tensor) -> None:
+    """Raise if the order of copies would matter; on a GPU reading the ids would stop the stream."""
+    if source_indices.is_cuda:
+        return
+    pairs = zip(source_indices.tolist(), destination_indices.tolist(), strict=True)
+    copies = [pair for pair in pairs if min(pair) > 0 and pair[0] != pair[1]]
+    written = [into for _, into in copies]
+    if len({*written}) != len(written) or {*written} & {read for read, _ in copies}:
+        expect(False, "destination_indices", "blocks written once and not read", written)
 
 
 def _expect_pages(pages: Tensor, state_indices: Tensor, fields: Sequence[StateField]) -> None:

@@ -186,7 +186,7 @@ def _run(
     target: tuple[int, ...],
 ) -> None:
     """Call the program; `source` and `target` are an address, sequence stride and token stride."""
-    weight, (bias, offset) = float_rows(weight), float_vector(bias)
+    weight, (bias, offset) = weight.float(), float_vector(bias)
     state_indices = state_indices.contiguous()
     (dim, width), (num_seqs,), num_blocks = weight.shape, state_indices.shape, conv_state.shape[0]
     fault = _convolution(

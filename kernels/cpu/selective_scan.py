@@ -1,16 +1,15 @@
-"""Selective scan and its decode step for CPUs.
+"""Selective scan for CPUs, of which a decode step is a case.
 
 A task is 64 channels of one sequence. It brings their states onto the stack with the channels
 innermost, so that every operation is on full vectors, walks its tokens, and writes the states back.
 A decode step is the same with one token: a prompt and its steps give the same bits.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.kernels.cpu.checkpoints import reached_checkpoints
 from blockstride.kernels.cpu.lanes import LANES, ZERO, load, load_or_zero, store, zero_rows
 from blockstride.kernels.cpu.native import (
     Program,
@@ -34,7 +33,7 @@ from blockstride.kernels.cpu.tensors import (
     result_like,
 )
 from blockstride.kernels.cpu.vector_math import exp, fma, silu, softplus
-from blockstride.kernels.selective_scan import MAX_D_STATE
+from blockstride.kernels.recurrence import MAX_D_STATE
 
 # decode tasks, each a microsecond or so, that are worth waking a thread
 GRAIN = 32
@@ -103,14 +102,23 @@ def _advance(y, state, decay, step, inputs, b_row, c_row, d_state):
             y[lane] = fma(c, state[i], y[lane])
 
 
+@inlined
+def _next_checkpoint(checkpoint_tokens, num_checkpoints, checkpoint, bound):
+    """The first checkpoint, from one on, that is not before token `bound`."""
+    while checkpoint < num_checkpoints and i32_at(checkpoint_tokens)[checkpoint] < bound:
+        checkpoint += 1
+    return checkpoint
+
+
 @Program
 def _scan(address):
     (
         x, dt, A, B, C, ssm_state, state_indices, query_start_loc, has_initial_state,
-        D, z, dt_bias, out, num_blocks, dim, d_state, dt_softplus,
+        D, z, dt_bias, out, checkpoint_tokens, checkpoint_indices, num_checkpoints,
+        num_blocks, dim, d_state, dt_softplus,
         stride_x, stride_dt, stride_A, stride_B, stride_C, stride_z, stride_out,
         stride_state_block, stride_state_channel, stride_state_state,
-    ) = arguments(address, 27)  # fmt: skip
+    ) = arguments(address, 30)  # fmt: skip
     state, decay = stack_f32(STATE_FLOATS), stack_f32(STATE_FLOATS)
     inputs, step, y = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
     bias, skip, gate = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
@@ -140,6 +148,7 @@ def _scan(address):
                 state[i] = ZERO
         load_or_zero(bias, dt_bias, channel, width)
         load_or_zero(skip, D, channel, width)
+        checkpoint = _next_checkpoint(checkpoint_tokens, num_checkpoints, 0, start)
         for t in range(start, end):
             load(inputs, f32_at(x + 4 * (t * stride_x + channel)), width)
             _load_step(step, f32_at(dt + 4 * (t * stride_dt + channel)), bias, width, dt_softplus)
@@ -151,6 +160,14 @@ def _scan(address):
             if z != 0:
                 _gate(y, gate, f32_at(z + 4 * (t * stride_z + channel)), width)
             store(f32_at(out + 4 * (t * stride_out + channel)), y, width)
+            upto = _next_checkpoint(checkpoint_tokens, num_checkpoints, checkpoint, t + 1)
+            while checkpoint < upto:
+                block = int(i32_at(checkpoint_indices)[checkpoint])
+                checkpoint += 1
+                if not is_padding(address, block, num_blocks):
+                    place = block * stride_state_block + channel * stride_state_channel
+                    copy = f32_at(ssm_state + 4 * place)
+                    _scatter(copy, state, width, d_state, stride_state_channel, stride_state_state)
         _scatter(page, state, width, d_state, stride_state_channel, stride_state_state)
 
 
@@ -170,16 +187,25 @@ def selective_scan(
     dt_bias: Tensor | None,
     dt_softplus: bool,
     out: Tensor | None,
+    checkpoint_tokens: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
 ) -> Tensor:
     """See `blockstride.kernels.selective_scan`; without the two it is one token a sequence."""
     if ssm_state.dtype is not torch.float32:
         touched = state_indices > 0
         if query_start_loc is not None:
             touched &= query_start_loc.diff() > 0
-        with float_states(ssm_state, state_indices, touched) as (states, indices):
+        blocks = state_indices
+        if checkpoint_tokens is not None and checkpoint_indices is not None:
+            reached = reached_checkpoints(checkpoint_tokens, query_start_loc, touched)
+            touched = torch.cat([touched, reached & (checkpoint_indices > 0)])
+            blocks = torch.cat([blocks, checkpoint_indices])
+        with float_states(ssm_state, blocks, touched) as (states, indices):
+            num_seqs = len(state_indices)
             return selective_scan(
-                x, dt, A, B, C, states, indices, query_start_loc, has_initial_state,
+                x, dt, A, B, C, states, indices[:num_seqs], query_start_loc, has_initial_state,
                 D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, out=out,
+                checkpoint_tokens=checkpoint_tokens, checkpoint_indices=indices[num_seqs:],
             )  # fmt: skip
     result, dtype = result_like(x, out), x.dtype
     x, dt, A, B, C = float_rows(x), float_rows(dt), float_rows(A), float_rows(B), float_rows(C)
@@ -193,6 +219,12 @@ def selective_scan(
         query_start_loc = query_start_loc.contiguous()
         has_initial_state = has_initial_state.contiguous()
         starts, initial = query_start_loc.data_ptr(), has_initial_state.data_ptr()
+    tokens = blocks = num_checkpoints = 0
+    if checkpoint_tokens is not None and checkpoint_indices is not None:
+        checkpoint_tokens = checkpoint_tokens.contiguous()
+        checkpoint_indices = checkpoint_indices.contiguous()
+        tokens, blocks = checkpoint_tokens.data_ptr(), checkpoint_indices.data_ptr()
+        (num_checkpoints,) = checkpoint_tokens.shape
     state_indices = state_indices.contiguous()
     dim, d_state = A.shape
     num_blocks, (num_seqs,) = ssm_state.shape[0], state_indices.shape
@@ -200,24 +232,10 @@ def selective_scan(
         num_seqs * ((dim + LANES - 1) // LANES), 1 if starts else GRAIN,
         x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
         ssm_state.data_ptr(), state_indices.data_ptr(), starts, initial, skip, gate, bias,
-        result.data_ptr(), num_blocks, dim, d_state, dt_softplus, x.stride()[0], dt.stride()[0],
-        A.stride()[0], B.stride()[0], C.stride()[0], stride_z, result.stride()[0],
-        *ssm_state.stride(),
+        result.data_ptr(), tokens, blocks, num_checkpoints, num_blocks, dim, d_state, dt_softplus,
+        x.stride()[0], dt.stride()[0], A.stride()[0], B.stride()[0], C.stride()[0],
+        stride_z, result.stride()[0], *ssm_state.stride(),
     )  # fmt: skip
     if fault:
         expect(False, "state_indices", f"ids below {num_blocks}", fault)
     return delivered(result, out, dtype)
-
-
-def selective_state_update(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    ssm_state: Tensor,
-    state_indices: Tensor,
-    **options: Any,
-) -> Tensor:
-    """See `blockstride.kernels.selective_state_update`."""
-    return selective_scan(x, dt, A, B, C, ssm_state, state_indices, None, None, **options)

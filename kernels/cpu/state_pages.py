@@ -1,4 +1,4 @@
-"""Typed recurrent states out of byte pages and back, for CPUs."""
+"""Recurrent states out of byte pages, back, and from page to page, for CPUs."""
 
 from collections.abc import Sequence
 
@@ -36,6 +36,12 @@ def pack_state(
     blocks = state_indices[live].long()
     for state, field in zip(states, fields, strict=True):
         _typed(pages, field)[blocks] = state[live].to(field.dtype)
+
+
+def copy_state(pages: Tensor, source_indices: Tensor, destination_indices: Tensor) -> None:
+    """See `blockstride.kernels.copy_state`."""
+    live = (source_indices > 0) & (destination_indices > 0)
+    pages[destination_indices[live].long()] = pages[source_indices[live].long()]
 
 
 def _typed(pages: Tensor, field: StateField) -> Tensor:

@@ -10,7 +10,6 @@ shapes, so nothing waits for the device and a CUDA graph may hold it. Make it on
 layers of one shape share it. Source of the idea: FlashAttention-3's and FlashInfer's plans.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.gpu.attention_tile import LONG_ROWS, Tile, choose_tile, specialise
-from blockstride.kernels.gpu.launching import next_power_of_2
+from blockstride.kernels.gpu.launching import count_processors, next_power_of_2
 
 # programs that a processor should get before ranges grow longer; four of the short kind are
 # resident at once
@@ -87,7 +86,7 @@ def attention_schedule(
         on_cpu = query_start_loc.device.type == "cpu"
         max_query_len = int(query_start_loc.diff().max()) if on_cpu else num_tokens
     if num_processors is None:
-        num_processors = _num_processors(query.device)
+        num_processors = count_processors(query.device)
     programs = num_processors * PROGRAMS_PER_PROCESSOR
 
     def work_list(rows: int, longer_than: int, at_most: int) -> WorkList:
@@ -201,10 +200,3 @@ def _expand(counts: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
     exists = owner < counts.shape[0]
     owner = owner.clamp(max=counts.shape[0] - 1)
     return owner, index - (ends - counts)[owner], exists
-
-
-@lru_cache
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return 132 if device.type == "meta" else 1

@@ -1,7 +1,14 @@
-"""What every launcher computes: powers of two, warps for some bytes, how wide offsets are."""
+"""What every launcher asks: powers of two, warps for some bytes, how wide offsets are."""
 
+from functools import lru_cache
+
+import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
+
+# one-warp programs that keep any GPU busy; a launch with more may give each of them more to do
+ENOUGH_PROGRAMS = 1024
 
 
 def next_power_of_2(n: int) -> int:
@@ -27,3 +34,30 @@ def index_dtype(axes: int, *caches: Tensor) -> tl.dtype:
         if span >= 2**31:
             return tl.int64
     return tl.int32
+
+
+def dense(*vectors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Vectors whose elements lie side by side; what does not is copied, and they are short."""
+    return tuple(None if vector is None else vector.contiguous() for vector in vectors)
+
+
+@lru_cache
+def count_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; those of an H200 for a tensor without memory, and 1 on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return 132 if device.type == "meta" else 1
+
+
+def backend_of(device: torch.device) -> str:
+    """`cuda` or `hip`; `interpreter` where kernels are interpreted."""
+    if device.type == "cpu":
+        return "interpreter"
+    target = driver.active.get_current_target()
+    assert target is not None, "a device has a target"
+    return target.backend
+
+
+def dot_precision(device: torch.device) -> str:
+    """How float32 is multiplied: within a few ulp, by three tensor-core products on NVIDIA."""
+    return "tf32x3" if backend_of(device) == "cuda" else "ieee"

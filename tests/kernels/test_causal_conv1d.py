@@ -142,6 +142,14 @@ def test_every_memory_order_gives_the_same_bits(order, dim, pool_of, assert_same
     assert_same_bits(pool.view, inputs["conv_state"])
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_order_of_the_weights_does_not_matter(dtype, assert_same_bits):
+    inputs, _ = make(dtype=dtype)
+    weight, fresh = inputs["weight"].T.contiguous().T, inputs["conv_state"].clone()
+    by_tap = causal_conv1d(**(inputs | {"weight": weight, "conv_state": fresh}))
+    assert_same_bits(by_tap, causal_conv1d(**inputs))
+
+
 @pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
 def test_only_the_blocks_of_sequences_with_tokens_are_written(
     state_dtype, pool_of, assert_same_bits

@@ -198,7 +198,7 @@ def test_only_the_tails_of_blocks_that_the_call_began_are_zeroed(cache_dtype, as
 
 
 def test_slots_beyond_2_to_the_31_elements_are_reached(lazy_memory, assert_same_bits):
-    # O1, O2: block id * stride wraps at 32 bits, silently or with a crash
+    # block id * stride wraps at 32 bits, silently or with a crash
     stride = 2**29 + 16
     inputs, (keys, values), _ = make(slots=(17, 22))
     memory = lazy_memory(5 * stride + 256, F32)

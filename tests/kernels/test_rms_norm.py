@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import silu
 
 from blockstride.kernels import rms_norm
 
@@ -10,9 +11,12 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SHAPES = [(0, 8), (1, 1), (3, 64), (5, 200), (2, 3, 70), (96,), (300, 256)]
 
 
-def normed(x, weight, eps, dtype):
+def normed(x, weight, eps, dtype, gate=None, group_size=None):
     x, weight = x.to(dtype), weight.to(dtype)
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    x = x if gate is None else x * silu(gate.to(dtype))
+    groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
+    groups = groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()
+    return groups.flatten(-2) * weight
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -39,6 +43,37 @@ def test_a_residual_is_added_first_and_updated(
     assert_same_bits(residual, total)
     exact, plain = (normed(total, weight, 1e-5, wide) for wide in (torch.float64, F32))
     assert_accurate(out, exact, plain.to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(0, 96), (5, 96), (2, 7, 96)], ids=str)
+@pytest.mark.parametrize("group_size", [None, 96, 32, 6])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_a_gate_comes_before_the_norm_of_each_group(shape, group_size, dtype, assert_accurate):
+    x, gate = torch.randn(shape).to(dtype), torch.randn(shape).mul(3).to(dtype)
+    weight = torch.randn(96)
+    out = rms_norm(x, weight, 1e-5, gate=gate, group_size=group_size)
+    exact, plain = (
+        normed(x, weight, 1e-5, wide, gate=gate, group_size=group_size)
+        for wide in (torch.float64, F32)
+    )
+    assert_accurate(out, exact, plain.to(dtype))
+
+
+def test_a_gate_comes_after_the_residual(assert_same_bits):
+    x, residual, gate, weight = *torch.randn(3, 4, 70), torch.randn(70)
+    expected = rms_norm(x + residual, weight, 1e-5, gate=gate)
+    total = x + residual
+    out, returned = rms_norm(x, weight, 1e-5, residual=residual, gate=gate)
+    assert_same_bits(returned, total)
+    assert_same_bits(out, expected)
+
+
+@pytest.mark.parametrize("target", [0, 1], ids=["x", "gate"])
+def test_a_gated_result_may_replace_an_input(target, assert_same_bits):
+    inputs, weight = torch.randn(2, 4, 96), torch.randn(96)
+    expected = rms_norm(inputs[0], weight, 1e-5, gate=inputs[1], group_size=32)
+    rms_norm(inputs[0], weight, 1e-5, gate=inputs[1], group_size=32, out=inputs[target])
+    assert_same_bits(inputs[target], expected)
 
 
 def test_slices_of_wider_tensors_are_read_and_written_in_place(assert_same_bits):
@@ -83,6 +118,9 @@ def test_eps_bounds_the_scale_of_a_row_of_zeros():
         ("x", torch.zeros(2, 8, dtype=torch.float64), TypeError),
         ("weight", torch.zeros(7), ValueError),
         ("residual", torch.zeros(3, 8), ValueError),
+        ("gate", torch.zeros(2, 7), ValueError),
+        ("group_size", 3, ValueError),
+        ("group_size", 0, ValueError),
         ("out", torch.zeros(2, 8, dtype=BF16), TypeError),
     ],
 )

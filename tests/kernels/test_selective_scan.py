@@ -150,7 +150,7 @@ def test_only_the_blocks_of_sequences_with_tokens_are_written(
 
 
 def test_a_state_is_not_read_without_has_initial_state():
-    # M1, M3: what an earlier owner left is NaN, and 0 * NaN would be too
+    # what an earlier owner left is NaN, and 0 * NaN would be too
     inputs, _ = make(initial=False)
     clean, _ = recurrence(inputs, True, torch.float64)
     inputs["ssm_state"].fill_(NAN)
@@ -159,7 +159,7 @@ def test_a_state_is_not_read_without_has_initial_state():
 
 @pytest.mark.parametrize("padding", [(0,), (-1,), (0, -1)], ids=str)
 def test_padding_sequences_give_zeros_and_touch_no_block(padding, assert_same_bits):
-    # M6: two kernels disagreed on whether 0 or -1 is padding
+    # two kernels disagreed on whether 0 or -1 is padding
     inputs, _ = make(lengths=(2, 3))
     inputs["state_indices"] = torch.tensor([*padding, 2, 2][:2], dtype=torch.int32)
     inputs["ssm_state"][0] = NAN
@@ -175,7 +175,7 @@ def test_padding_sequences_give_zeros_and_touch_no_block(padding, assert_same_bi
 
 @pytest.mark.parametrize("chunks", [(1, 12), (6, 7), (12, 1), (4, 4, 5)], ids=str)
 def test_a_prompt_in_chunks_ends_as_one_call_does(chunks):
-    # M12, M15, M17: the state of a chunk that ended anywhere must reach the next, in a batch of one
+    # the state of a chunk that ended anywhere must reach the next, in a batch of one
     inputs, _ = make(lengths=(13,), initial=False)
     by_token = ("x", "dt", "B", "C", "z")
     state = inputs["ssm_state"].clone()
@@ -212,6 +212,46 @@ def test_a_sequence_does_not_depend_on_its_batch(lengths):
     assert torch.equal(states, inputs["ssm_state"])
 
 
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("dim", [72, 128])
+def test_checkpoints_hold_the_states_that_prompts_ending_there_leave(dim, state_dtype):
+    # a prefix resumed at token N must not get the state of N + 1
+    inputs, _ = make(lengths=(3, 20), dim=dim, state_dtype=state_dtype)
+    initial = inputs["ssm_state"].clone()
+    kept = {2: 1, 3: 4, 10: 0, 22: 5}
+    inputs["checkpoint_tokens"] = torch.tensor([*kept, 40], dtype=torch.int32)
+    inputs["checkpoint_indices"] = torch.tensor([*kept.values(), 6], dtype=torch.int32)
+    states = initial.repeat(2, 1, 1)
+    selective_scan(**(inputs | {"ssm_state": states}))
+    for token, block in kept.items():
+        first, i = (0, 0) if token < 3 else (3, 1)
+        rows = {name: inputs[name][first : token + 1] for name in ("x", "dt", "B", "C", "z")}
+        rows |= {
+            "ssm_state": initial.clone(),
+            "state_indices": inputs["state_indices"][i : i + 1],
+            "query_start_loc": torch.tensor([0, token + 1 - first], dtype=torch.int32),
+            "has_initial_state": torch.tensor([True]),
+            "checkpoint_tokens": None,
+            "checkpoint_indices": None,
+        }
+        selective_scan(**(inputs | rows))
+        wanted = rows["ssm_state"][i + 2] if block > 0 else initial[0]
+        assert torch.equal(states[block], wanted)
+    assert torch.equal(states[6], initial[1])
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_checkpoints_in_padding_are_not_written(state_dtype, assert_same_bits):
+    inputs, _ = make(lengths=(3, 0, 4), state_dtype=state_dtype)
+    inputs["state_indices"] = torch.tensor([0, 2, -1], dtype=torch.int32)
+    inputs["checkpoint_tokens"] = torch.tensor([1, 3, 7], dtype=torch.int32)
+    inputs["checkpoint_indices"] = torch.tensor([3, 4, 5], dtype=torch.int32)
+    inputs["ssm_state"].fill_(NAN)
+    before = inputs["ssm_state"].clone()
+    assert (selective_scan(**inputs) == 0).all()
+    assert_same_bits(inputs["ssm_state"], before)
+
+
 @pytest.mark.parametrize("target", ["x", "z", "dt"])
 def test_the_result_may_replace_an_input(target):
     inputs, _ = make()
@@ -232,7 +272,7 @@ def test_a_result_of_any_strides_is_filled():
 
 
 def test_states_beyond_2_to_the_31_elements_are_reached(lazy_memory):
-    # O1, O2, O5: a block id times a stride must not wrap at 32 bits
+    # a block id times a stride must not wrap at 32 bits
     stride = 2**30 + 8
     inputs, _ = make(lengths=(2,), dim=8, d_state=4)
     dense = inputs["ssm_state"].clone()
@@ -256,6 +296,8 @@ BAD = {
     "D": (torch.zeros(71), ValueError),
     "z": (torch.zeros(15, 72, dtype=torch.int32), TypeError),
     "dt_bias": (torch.zeros(72, 1), ValueError),
+    "checkpoint_tokens": (torch.zeros(2, dtype=torch.int32), ValueError),
+    "checkpoint_indices": (torch.zeros(2, dtype=torch.int32), ValueError),
     "out": (torch.zeros(15, 72, dtype=BF16), TypeError),
 }
 

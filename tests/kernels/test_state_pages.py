@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blockstride.kernels import StateField, pack_state, unpack_state
+from blockstride.kernels import StateField, copy_state, pack_state, unpack_state
 
 F32, BF16, F16, I8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 
@@ -121,6 +121,29 @@ def test_unpacking_inverts_packing(blocks, sizes):
     pack_state(states, pages, ids(*blocks), fields)
     for state, back in zip(states, unpack_state(pages, ids(*blocks), fields), strict=True):
         assert torch.equal(back, state)
+
+
+def test_a_snapshot_is_every_byte_of_a_page(assert_same_bits):
+    pages = random_pages()
+    wide = pages.as_strided((5, PAGE_BYTES + 32), (pages.stride(0), 1))
+    expected = wide.clone()
+    expected[4, :PAGE_BYTES], expected[2, :PAGE_BYTES] = wide[1, :PAGE_BYTES], wide[3, :PAGE_BYTES]
+    copy_state(pages, ids(1, 0, 4, 3, 1), ids(4, 2, -1, 2, 0))
+    assert_same_bits(wide, expected)
+    copy_state(pages, ids(), ids())
+    assert_same_bits(wide, expected)
+
+
+@pytest.mark.parametrize(("sources", "destinations"), [((1, 2), (3, 3)), ((1, 2), (2, 3))])
+def test_copies_whose_order_would_matter_are_refused(sources, destinations):
+    with pytest.raises(ValueError, match=r"^destination_indices: expected blocks written once"):
+        copy_state(random_pages(), ids(*sources), ids(*destinations))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_as_many_blocks_are_written_as_read():
+    with pytest.raises(ValueError, match=r"^destination_indices: expected shape \(2,\)"):
+        copy_state(random_pages(), ids(1, 2), ids(3))
 
 
 def test_pages_beyond_2_to_the_31_bytes_are_reached(lazy_memory, assert_same_bits):

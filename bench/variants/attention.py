@@ -1,7 +1,5 @@
-"""Every form of every kernel that the tests compile: launchers on tensors without memory."""
+"""Attention, cache writes and block copies: launchers on tensors without memory."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +11,9 @@ from blockstride.kernels.gpu import (
     kv_cache_update,
     paged_attention,
 )
+from variants.variant import BF16, FP8, FP16, FP32, INT8, Variant, ids
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-FP8, INT8 = torch.float8_e4m3fn, torch.int8
 QUANTISED = (FP8, INT8)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A call, and the cache bytes that its hot loop reads for a token (0: count what it moves)."""
-
-    name: str
-    call: Callable[[], object]
-    token_bytes: int = 0
-    needs_fp8: bool = False
-
-
-def ids(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return meta(count, dtype=dtype)
 
 
 def scales(cache_dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""What `bench/gpu.py` runs: kernels at the sizes of real steps, with checks and baselines."""
+"""Attention, cache writes and block copies at the sizes of real steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,23 +17,10 @@ from blockstride.kernels.gpu import (
     kv_cache_update,
     paged_attention,
 )
+from gpu_cases.case import Call, Case
 
 HEAD_SIZE, NUM_HEADS, NUM_KV_HEADS = 128, 32, 4
 SCALE = HEAD_SIZE**-0.5
-Call = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A timed call. `check` raises if the kernel is wrong; the others build inputs, then a call."""
-
-    name: str
-    check: Callable[[], None]
-    prepare: Callable[[], Call]
-    bytes: int = 0
-    flop: float = 0.0
-    torch: Callable[[], Call] | None = None
-    flex: Callable[[], Call] | None = None
 
 
 @dataclass(frozen=True)

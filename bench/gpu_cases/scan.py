@@ -1,0 +1,239 @@
+"""Scans over prompts and mixtures of experts at the sizes of real steps."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from support import recurrences
+from support.budget import assert_within_budget
+from torch import Tensor
+from torch.nn.functional import silu
+
+from blockstride.kernels.gpu import (
+    expert_mlp,
+    gated_delta_rule,
+    gated_delta_rule_update,
+    selective_scan,
+    ssd_scan,
+)
+from gpu_cases.case import Call, Case
+
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+Inputs = dict[str, Any]
+
+
+def cases(device: str, smoke: bool) -> Iterator[Case]:
+    with torch.device(device):
+        for make in (mamba1_cases, mamba2_cases, delta_cases, expert_cases):
+            yield from make(smoke)
+
+
+def prompts(lengths: list[int]) -> Inputs:
+    """Sequences that go on from states in blocks 1, 2, ... of a pool."""
+    num_seqs = len(lengths)
+    return {
+        "state_indices": torch.arange(1, num_seqs + 1, dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, *lengths]).cumsum(0).int(),
+        "has_initial_state": torch.ones(num_seqs, dtype=torch.bool),
+    }
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def hold(run: Callable[..., Tensor], inputs: Inputs, definition: Callable[..., Any]) -> None:
+    """Hold outputs and states to float64, at twice the error of bfloat16."""
+    exact, exact_states = definition(**inputs)
+    plain, plain_states = definition(**inputs, dtype=BF16)
+    assert_within_budget(run(**inputs), exact, plain)
+    assert_within_budget(inputs["ssm_state"].to(BF16), exact_states, plain_states)
+
+
+def on(device: torch.device, build: Callable[[], Call]) -> Callable[[], Call]:
+    """Build inputs on a device, whenever that is asked for."""
+
+    def prepare() -> Call:
+        with device:
+            return build()
+
+    return prepare
+
+
+def scan_cases(
+    name: str,
+    run: Callable[..., Tensor],
+    definition: Callable[..., Any],
+    inputs: Callable[[list[int]], Inputs],
+    lengths: list[int],
+    moved: int,
+    flop: float = 0.0,
+) -> Case:
+    """A case of a scan: held to its definition on short prompts, timed on long ones."""
+    device = torch.get_default_device()
+
+    def check():
+        with device:
+            hold(run, inputs([300, 0, 70]), definition)
+
+    prepare = on(device, lambda: partial(run, **inputs(lengths)))
+    label = f"{name}, {len(lengths)} x {lengths[0]} tokens"
+    return Case(label, check, prepare, moved, flop)
+
+
+def mamba1(dim: int, lengths: list[int]) -> Inputs:
+    torch.manual_seed(0)
+    wide = random(sum(lengths), 2 * dim)
+    return prompts(lengths) | {
+        "x": wide[:, :dim],
+        "dt": random(sum(lengths), dim),
+        "A": -torch.rand(dim, 16) - 0.1,
+        "B": random(sum(lengths), 16),
+        "C": random(sum(lengths), 16),
+        "ssm_state": random(len(lengths) + 1, dim, 16, dtype=F32),
+        "D": random(dim, dtype=F32),
+        "z": wide[:, dim:],
+        "dt_bias": random(dim, dtype=F32),
+    }
+
+
+def mamba1_cases(smoke: bool) -> Iterator[Case]:
+    for dim, lengths in ((8_192, [4_096] * 4), (8_192, [8_192]), (1_024, [8_192])):
+        size, batch = (40, [20, 20]) if smoke else (dim, lengths)
+        moved = sum(batch) * size * 4 * 2
+        inputs = partial(mamba1, size)
+        name = f"Mamba-1 scan, {dim} channels"
+        yield scan_cases(name, selective_scan, recurrences.recurrence, inputs, batch, moved)
+
+
+def mamba2(heads: int, lengths: list[int]) -> Inputs:
+    """Heads of 64 rows and 128 states, sharing one group."""
+    torch.manual_seed(0)
+    x, z = random(sum(lengths), 2, heads, 64).unbind(1)
+    B, C = random(sum(lengths), 2, 1, 128).unbind(1)
+    return prompts(lengths) | {
+        "x": x,
+        "dt": random(sum(lengths), heads),
+        "A": -torch.rand(heads) - 0.1,
+        "B": B,
+        "C": C,
+        "ssm_state": random(len(lengths) + 1, heads, 64, 128, dtype=F32),
+        "D": random(heads, dtype=F32),
+        "z": z,
+        "dt_bias": random(heads, dtype=F32),
+    }
+
+
+def mamba2_cases(smoke: bool) -> Iterator[Case]:
+    for lengths in ([4_096] * 4, [16_384]):
+        heads, batch = (2, [20, 20]) if smoke else (128, lengths)
+        # scores and their outputs over half a chunk, states in and out
+        flop = sum(batch) * heads * 2.0 * (128 * (128 + 64) + 2 * 64 * 128)
+        moved = sum(batch) * heads * 64 * 3 * 2
+        inputs = partial(mamba2, heads)
+        yield scan_cases(
+            "Mamba-2 scan", ssd_scan, recurrences.recurrence, inputs, batch, moved, flop
+        )
+
+
+def delta(heads: int, lengths: list[int]) -> Inputs:
+    """Heads of 128 keys and 128 values, two value heads sharing a key head."""
+    torch.manual_seed(0)
+    num_tokens = sum(lengths)
+    return prompts(lengths) | {
+        "q": random(num_tokens, heads, 128),
+        "k": random(num_tokens, heads, 128),
+        "v": random(num_tokens, 2 * heads, 128),
+        "g": -torch.rand(num_tokens, 2 * heads),
+        "beta": torch.rand(num_tokens, 2 * heads),
+        "ssm_state": random(len(lengths) + 1, 2 * heads, 128, 128, dtype=F32),
+        "scale": 128**-0.5,
+        "qk_l2norm": True,
+    }
+
+
+def delta_cases(smoke: bool) -> Iterator[Case]:
+    for lengths in ([4_096] * 4, [8_192]):
+        heads, batch = (1, [70]) if smoke else (16, lengths)
+        moved = sum(batch) * heads * 128 * 6 * 2
+        flop = sum(batch) * 2 * heads * 2.0 * (3 * 128 * 128 + 2 * 64 * 128)
+        inputs = partial(delta, heads)
+        yield scan_cases(
+            "gated delta rule", gated_delta_rule, recurrences.delta_rule, inputs, batch, moved, flop
+        )
+    heads, num_seqs = (1, 2) if smoke else (16, 256)
+    device = torch.get_default_device()
+
+    def step(num_seqs: int = num_seqs) -> Inputs:
+        inputs = delta(heads, [1] * num_seqs)
+        del inputs["query_start_loc"], inputs["has_initial_state"]
+        return inputs
+
+    def check():
+        with device:
+            starts, initial = recurrences.as_prompts(3, 1)
+            batch = {"query_start_loc": starts, "has_initial_state": initial}
+
+            def definition(**options: Any) -> tuple[Tensor, Tensor]:
+                return recurrences.delta_rule(**batch, **options)
+
+            hold(gated_delta_rule_update, step(3), definition)
+
+    prepare = on(device, lambda: partial(gated_delta_rule_update, **step()))
+    moved = num_seqs * 2 * heads * 128 * 128 * 4 * 2
+    yield Case(f"gated delta rule, {num_seqs} x 1 token", check, prepare, moved)
+
+
+def experts(num_tokens: int, hidden: int, inner: int) -> Inputs:
+    """16 experts, two of which a token chooses."""
+    torch.manual_seed(0)
+    weights, chosen = torch.randn(num_tokens, 16).softmax(-1).topk(2)
+    return {
+        "x": random(num_tokens, hidden),
+        "gate_up": random(16, 2 * inner, hidden) / hidden**0.5,
+        "down": random(16, hidden, inner) / inner**0.5,
+        "expert_ids": chosen,
+        "expert_weights": weights,
+    }
+
+
+def mixture(inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    """By definition, an expert at a time."""
+    x, weights = inputs["x"].to(dtype), inputs["expert_weights"].to(dtype)
+    out = torch.zeros_like(x)
+    for expert, (gate_up, down) in enumerate(zip(inputs["gate_up"], inputs["down"], strict=True)):
+        token, choice = (inputs["expert_ids"] == expert).nonzero(as_tuple=True)
+        gate, up = (x[token] @ gate_up.to(dtype).T).chunk(2, dim=1)
+        output = (silu(gate) * up) @ down.to(dtype).T
+        out.index_add_(0, token, output * weights[token, choice, None])
+    return out
+
+
+def expert_cases(smoke: bool) -> Iterator[Case]:
+    device = torch.get_default_device()
+    for num_tokens in (1, 8, 64, 512, 4_096):
+        size = (min(num_tokens, 40), 64, 96) if smoke else (num_tokens, 4_096, 14_336)
+
+        def check(num_tokens=num_tokens):
+            with device:
+                inputs = experts(min(num_tokens, 600), 256, 384)
+                exact, plain = mixture(inputs, F64), mixture(inputs, BF16)
+                assert_within_budget(expert_mlp(**inputs), exact, plain)
+
+        def build(size=size) -> Call:
+            return partial(expert_mlp, **experts(*size))
+
+        def by_torch(size=size) -> Call:
+            return partial(mixture, experts(*size), BF16)
+
+        rows, hidden, inner = size
+        read = min(16, 2 * rows)
+        yield Case(
+            f"16 experts of {hidden} x {inner}, {num_tokens} tokens",
+            check,
+            on(device, build),
+            bytes=read * 3 * hidden * inner * 2,
+            flop=2.0 * 2 * rows * 3 * hidden * inner,
+            torch=on(device, by_torch),
+        )

@@ -1,0 +1,146 @@
+"""Decode steps of both Mambas' recurrences, in place in the states."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from support import recurrences
+
+from blockstride.kernels import StateRing
+from blockstride.kernels.gpu import (
+    fold_state_ring,
+    selective_state_update,
+    ssd_ring_update,
+    ssd_state_update,
+)
+from gpu_cases.case import Call, Case
+from gpu_cases.inputs import BF16, F32, Inputs, hold, ids, random
+
+
+def cases(device: str, smoke: bool) -> Iterator[Case]:
+    yield from update_cases(device, smoke)
+    yield from ssd_cases(device, smoke)
+    yield from ring_cases(device, smoke)
+
+
+def update_inputs(num_seqs: int, num_new: int, dim: int, dtype: torch.dtype, device: str) -> Inputs:
+    torch.manual_seed(0)
+    tokens, options = (num_seqs, num_new), Inputs(device=device)
+    wide = random(*tokens, 2 * dim, **options)
+    return {
+        "x": wide[..., :dim],
+        "dt": random(*tokens, dim, **options),
+        "A": -torch.rand(dim, 16, **options) - 0.1,
+        "B": random(*tokens, 16, **options),
+        "C": random(*tokens, 16, **options),
+        "ssm_state": random(num_seqs + 1, dim, 16, dtype=dtype, **options),
+        "state_indices": ids(num_seqs, device),
+        "D": random(dim, dtype=F32, **options),
+        "z": wide[..., dim:],
+        "dt_bias": random(dim, dtype=F32, **options),
+    }
+
+
+def ssd_inputs(num_seqs: int, num_new: int, heads: int, dtype: torch.dtype, device: str) -> Inputs:
+    """Heads of 64 rows and 128 states, in groups of 16."""
+    torch.manual_seed(0)
+    num_groups = max(1, heads // 16)
+    tokens, options = (num_seqs, num_new), Inputs(device=device)
+    x, z = random(*tokens, 2, heads, 64, **options).unbind(2)
+    B, C = random(*tokens, 2, num_groups, 128, **options).unbind(2)
+    return {
+        "x": x,
+        "dt": random(*tokens, heads, **options),
+        "A": -torch.rand(heads, **options) - 0.1,
+        "B": B,
+        "C": C,
+        "ssm_state": random(num_seqs + 1, heads, 64, 128, dtype=dtype, **options),
+        "state_indices": ids(num_seqs, device),
+        "D": random(heads, dtype=F32, **options),
+        "z": z,
+        "dt_bias": random(heads, dtype=F32, **options),
+    }
+
+
+def check_step(run, inputs: Inputs, device: str) -> None:
+    """Hold a step to float64, as prompts that go on from their states."""
+    num_seqs, num_new = inputs["x"].shape[:2]
+    starts, initial = recurrences.as_prompts(num_seqs, num_new)
+    prompts = inputs | Inputs(
+        {name: inputs[name].flatten(0, 1) for name in ("x", "dt", "B", "C", "z")},
+        query_start_loc=starts.to(device),
+        has_initial_state=initial.to(device),
+    )
+    exact, exact_states = recurrences.recurrence(**prompts)
+    plain, plain_states = recurrences.recurrence(**prompts, dtype=F32)
+    hold(run(**inputs), exact, plain)
+    hold(inputs["ssm_state"], exact_states, plain_states)
+
+
+def update_cases(device: str, smoke: bool) -> Iterator[Case]:
+    for num_seqs, num_new, dtype in ((1, 1, F32), (64, 1, F32), (64, 1, BF16), (64, 4, F32)):
+        dim, count = (70, min(num_seqs, 3)) if smoke else (8_192, num_seqs)
+
+        def check(num_new=num_new, dtype=dtype):
+            inputs = update_inputs(3, num_new, 200, dtype, device)
+            check_step(selective_state_update, inputs, device)
+
+        def prepare(count=count, num_new=num_new, dim=dim, dtype=dtype) -> Call:
+            inputs = update_inputs(count, num_new, dim, dtype, device)
+            return partial(selective_state_update, **inputs)
+
+        moved = count * dim * (2 * 16 * dtype.itemsize + num_new * 4 * 2)
+        name = f"state update {count} x {num_new}, {dim} x 16, {str(dtype)[6:]}"
+        yield Case(name, check, prepare, moved)
+
+
+def ssd_cases(device: str, smoke: bool) -> Iterator[Case]:
+    for num_seqs, num_new, dtype in ((1, 1, F32), (64, 1, F32), (64, 1, BF16), (64, 4, F32)):
+        heads, count = (2, 1) if smoke else (128, num_seqs)
+
+        def check(num_new=num_new, dtype=dtype):
+            inputs = ssd_inputs(1, num_new, 2 if smoke else 32, dtype, device)
+            check_step(ssd_state_update, inputs, device)
+
+        def prepare(count=count, num_new=num_new, heads=heads, dtype=dtype) -> Call:
+            return partial(ssd_state_update, **ssd_inputs(count, num_new, heads, dtype, device))
+
+        moved = count * heads * 64 * (2 * 128 * dtype.itemsize + num_new * 3 * 2)
+        name = f"ssd update {count} x {num_new}, {heads} x 64 x 128, {str(dtype)[6:]}"
+        yield Case(name, check, prepare, moved)
+
+
+def ring_inputs(num_seqs: int, heads: int, device: str) -> Inputs:
+    """The step above with a ring of 7 tokens, which is written back in one step of 8."""
+    inputs = ssd_inputs(num_seqs, 1, heads, F32, device)
+    token = {name: inputs[name][:, 0] for name in ("x", "dt", "B", "C", "z")}
+    slots, num_groups = (num_seqs + 1, 7), token["B"].shape[1]
+    ring = StateRing(
+        torch.zeros(*slots, heads, 64, device=device),
+        torch.zeros(*slots, num_groups, 128, dtype=BF16, device=device),
+        torch.zeros(*slots, heads, device=device),
+        torch.zeros(num_seqs + 1, heads, device=device),
+    )
+    return inputs | token | Inputs(ring=ring)
+
+
+def ring_cases(device: str, smoke: bool) -> Iterator[Case]:
+    heads = 2 if smoke else 128
+
+    def check():
+        inputs = ring_inputs(1, 2, device)
+        plain = {name: value for name, value in inputs.items() if name != "ring"}
+        plain["ssm_state"] = inputs["ssm_state"].clone()
+        for _ in range(2 if smoke else 9):
+            out, expected = ssd_ring_update(**inputs), ssd_state_update(**plain)
+            torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+        fold_state_ring(inputs["ssm_state"], inputs["ring"], inputs["state_indices"])
+        torch.testing.assert_close(inputs["ssm_state"], plain["ssm_state"], rtol=1e-4, atol=1e-4)
+
+    for num_seqs in (1,) if smoke else (1, 64):
+
+        def prepare(num_seqs=num_seqs) -> Call:
+            return partial(ssd_ring_update, **ring_inputs(num_seqs, heads, device))
+
+        moved = num_seqs * heads * 64 * (128 * 4 * 9 // 8 + 3 * 2)
+        yield Case(f"ssd update by ring {num_seqs}, {heads} x 64 x 128", check, prepare, moved)

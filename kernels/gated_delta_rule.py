@@ -1,0 +1,175 @@
+"""The gated delta rule over whole prompts, and one token at a time."""
+
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+from blockstride.kernels.checkpoints import expect_checkpoints
+from blockstride.kernels.checks import (
+    BOOL,
+    FLOATS,
+    INT32,
+    expect,
+    expect_query_start_loc,
+    expect_tensor,
+)
+from blockstride.kernels.dispatch import implementation, runs_on_triton
+
+MAX_KEY_DIM = 256
+
+
+def gated_delta_rule(
+    q: Float[Tensor, "num_tokens num_heads head_k_dim"],
+    k: Float[Tensor, "num_tokens num_heads head_k_dim"],
+    v: Float[Tensor, "num_tokens num_value_heads head_v_dim"],
+    g: Float[Tensor, "num_tokens num_value_heads"],
+    beta: Float[Tensor, "num_tokens num_value_heads"],
+    ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
+    state_indices: Int32[Tensor, " num_seqs"],
+    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    has_initial_state: Bool[Tensor, " num_seqs"],
+    *,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    checkpoint_tokens: Int32[Tensor, " num_checkpoints"] | None = None,
+    checkpoint_indices: Int32[Tensor, " num_checkpoints"] | None = None,
+    out: Float[Tensor, "num_tokens num_value_heads head_v_dim"] | None = None,
+) -> Float[Tensor, "num_tokens num_value_heads head_v_dim"]:
+    """Run the rule over every token of every sequence, and keep the last state of each.
+
+    Token by token and head by head: `state *= exp(g)`, then what the state holds for the key is
+    moved towards the value, `state += outer(k, beta * (v - k @ state))`, and
+    `out = scale * q @ state`. Neighbouring value heads share a head's `q` and `k`.
+
+    Args:
+        q: Queries. Any strides, here and in `k`, `v`, `g` and `beta`.
+        k: Keys; without `qk_l2norm` of length 1 at most, or the rule may diverge.
+        v: Values.
+        g: Logarithm of each value head's decay, at most 0.
+        beta: How far each value head moves, from 0 to 1.
+        ssm_state: Pool of states with any strides, written in place. A state is read only where
+            `has_initial_state` says that there is one. Whatever its dtype is, it is carried in
+            float32 within a call.
+        state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
+            read or written, and the sequence's rows of the result are zero.
+        query_start_loc: Prefix sum of the sequences' lengths in tokens. A sequence without tokens
+            leaves its state block as it is.
+        has_initial_state: Whether a sequence continues from its state block or starts from zero.
+        scale: Factor of the outputs; `head_k_dim ** -0.5` if not given.
+        qk_l2norm: Whether queries and keys are first brought to unit length,
+            `q / sqrt(sum(q * q) + 1e-6)`.
+        checkpoint_tokens: Tokens of this step, as rows of `q` in ascending order, after which the
+            state is written to a further block, for a prompt that is to be resumed there. Those
+            past the last token are padding.
+        checkpoint_indices: State block for each of them, apart from all other blocks of the call;
+            for an id <= 0, or in a sequence that is padding, nothing is written.
+        out: Where the result goes; it may be `v` itself.
+
+    Returns:
+        The output of each token in the dtype of `v`; `out`, if that was given.
+
+    Raises:
+        ValueError: A shape, a device, the number of heads or the order of checkpoints does not
+            fit, or `query_start_loc` does not cut the tokens.
+        TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
+
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
+    """
+    (num_seqs,), device = state_indices.shape, q.device
+    _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
+    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
+    expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, device)
+    expect_query_start_loc(query_start_loc, q.shape[0])
+    expect_checkpoints(checkpoint_tokens, checkpoint_indices, q)
+    run = implementation("gated_delta_rule", "gated_delta_rule", runs_on_triton(q))
+    return run(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        ssm_state,
+        state_indices,
+        query_start_loc,
+        has_initial_state,
+        scale=k.shape[2] ** -0.5 if scale is None else scale,
+        qk_l2norm=qk_l2norm,
+        checkpoint_tokens=checkpoint_tokens,
+        checkpoint_indices=checkpoint_indices,
+        out=out,
+    )
+
+
+def gated_delta_rule_update(
+    q: Float[Tensor, "num_seqs num_heads head_k_dim"],
+    k: Float[Tensor, "num_seqs num_heads head_k_dim"],
+    v: Float[Tensor, "num_seqs num_value_heads head_v_dim"],
+    g: Float[Tensor, "num_seqs num_value_heads"],
+    beta: Float[Tensor, "num_seqs num_value_heads"],
+    ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
+    state_indices: Int32[Tensor, " num_seqs"],
+    *,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    out: Float[Tensor, "num_seqs num_value_heads head_v_dim"] | None = None,
+) -> Float[Tensor, "num_seqs num_value_heads head_v_dim"]:
+    """Advance the state of each sequence by one token: a decode step of `gated_delta_rule`.
+
+    Args:
+        q: Query of each sequence. Any strides, as in the others.
+        k: Keys.
+        v: Values.
+        g: Logarithm of each value head's decay, at most 0.
+        beta: How far each value head moves, from 0 to 1.
+        ssm_state: Pool of states with any strides, read and written in place.
+        state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
+            read or written, and the sequence's row of the result is zero.
+        scale: Factor of the outputs; `head_k_dim ** -0.5` if not given.
+        qk_l2norm: Whether queries and keys are first brought to unit length.
+        out: Where the result goes; it may be `v` itself.
+
+    Returns:
+        The output of each sequence in the dtype of `v`; `out`, if that was given.
+
+    Raises:
+        ValueError: A shape, a device or the number of heads does not fit.
+        TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
+
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
+    """
+    num_seqs = q.shape[0]
+    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, q.device)
+    _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
+    run = implementation("gated_delta_rule", "gated_delta_rule_update", runs_on_triton(q))
+    scale = k.shape[2] ** -0.5 if scale is None else scale
+    return run(
+        q, k, v, g, beta, ssm_state, state_indices, scale=scale, qk_l2norm=qk_l2norm, out=out
+    )
+
+
+def _expect_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    out: Tensor | None,
+) -> None:
+    """Check what a prompt and a decode step have in common."""
+    (num_rows, num_heads, key_dim), device = q.shape, q.device
+    num_value_heads, value_dim = v.shape[1:]
+    pool = (ssm_state.shape[0], num_value_heads, key_dim, value_dim)
+    expect_tensor(q, "q", (num_rows, num_heads, key_dim), FLOATS, device)
+    expect_tensor(k, "k", (num_rows, num_heads, key_dim), (q.dtype,), device)
+    expect_tensor(v, "v", (num_rows, num_value_heads, value_dim), (q.dtype,), device)
+    expect_tensor(g, "g", (num_rows, num_value_heads), FLOATS, device)
+    expect_tensor(beta, "beta", (num_rows, num_value_heads), FLOATS, device)
+    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    expect_tensor(state_indices, "state_indices", tuple(state_indices.shape), INT32, device)
+    if out is not None:
+        expect_tensor(out, "out", (num_rows, num_value_heads, value_dim), (v.dtype,), device)
+    if num_heads == 0 or num_value_heads % num_heads:
+        expect(False, "v", f"a multiple of the {num_heads} heads of q", num_value_heads)
+    if not 1 <= key_dim <= MAX_KEY_DIM:
+        expect(False, "q", f"keys of 1 to {MAX_KEY_DIM} elements", key_dim)

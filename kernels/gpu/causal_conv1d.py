@@ -1,0 +1,326 @@
+"""Causal depthwise convolution over prompts of any lengths, with its inputs carried between calls.
+
+One program takes a tile of one sequence's tokens and of channels, and walks the tokens with the
+last inputs in registers, so that an input is loaded once (and `width - 1` a tile once more). Tiles
+belong to sequences: no program sees two. The first tile of a sequence is the one that reads its
+state and, after that, writes the last inputs there. A decode step is one tile a sequence.
+
+Bytes per token and channel: one input read, one output written. Source: Gu and Dao, "Mamba", 3.4;
+Tri Dao's causal-conv1d for the window in registers.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+from blockstride.kernels.gpu.activations import silu, widened
+from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
+
+# channels of a program: 16 bytes a lane of a half-precision input
+BLOCK_D = 256
+LONGEST_TILE, SHORTEST_TILE = 64, 8
+
+
+@triton.jit
+def sequence_of_tile(query_start_loc_ptr, num_seqs, tile, BLOCK_T: tl.constexpr):
+    """The sequence that a tile belongs to, and which of its tiles it is.
+
+    Sequence `s` has the tiles from `start // BLOCK_T + s` on; that is room for all of its tokens
+    wherever it starts, so the number of tiles follows from sizes that the host knows.
+    """
+    low, high = 0, num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(query_start_loc_ptr + middle) // BLOCK_T + middle
+        low = tl.where(first <= tile, middle, low)
+        high = tl.where(first <= tile, high, middle)
+    return low, tile - tl.load(query_start_loc_ptr + low) // BLOCK_T - low
+
+
+@triton.jit
+def load_taps(weight_ptr, stride_tap, mask, WIDTH: tl.constexpr):
+    """The taps of each channel, the oldest input's first."""
+    taps = ()
+    for k in tl.static_range(WIDTH):
+        taps += (widened(tl.load(weight_ptr + k * stride_tap, mask=mask, other=0.0)),)
+    return taps
+
+
+@triton.jit
+def load_rows(rows_ptr, stride, mask, COUNT: tl.constexpr, AS_IS: tl.constexpr):
+    """Some rows of channels, in float32 or as they are."""
+    rows = ()
+    for k in tl.static_range(COUNT):
+        row = tl.load(rows_ptr + k * stride, mask=mask, other=0.0)
+        rows += (row if AS_IS else widened(row),)
+    return rows
+
+
+@triton.jit
+def store_rows(rows_ptr, stride, rows, mask, COUNT: tl.constexpr):
+    """Write rows of channels, rounded to the dtype that they go to."""
+    for k in tl.static_range(COUNT):
+        tl.store(rows_ptr + k * stride, rows[k].to(rows_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def convolve(taps, window, x, bias, WIDTH: tl.constexpr, SILU: tl.constexpr):
+    """Weigh the window and the newest input, the oldest first."""
+    y = bias
+    for k in tl.static_range(WIDTH - 1):
+        y = tl.fma(taps[k], widened(window[k]), y)
+    y = tl.fma(taps[WIDTH - 1], x, y)
+    return silu(y) if SILU else y
+
+
+@triton.jit
+def channels_of(pid, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A program's channels, and which of them exist; the compiler drops a mask that is all true."""
+    offs_d = pid * BLOCK_D + tl.arange(0, BLOCK_D)
+    mask = tl.full([BLOCK_D], True, tl.int1)
+    if DIM % BLOCK_D != 0:
+        mask = offs_d < DIM
+    return offs_d, mask
+
+
+@triton.jit
+def load_bias(bias_ptr, offs_d, mask):
+    """The bias of each channel, or zero."""
+    bias = tl.zeros(offs_d.shape, tl.float32)
+    if bias_ptr is not None:
+        bias = widened(tl.load(bias_ptr + offs_d, mask=mask, other=0.0))
+    return bias
+
+
+@triton.jit
+def causal_conv1d_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    conv_state_ptr,
+    state_indices_ptr,
+    query_start_loc_ptr,
+    has_initial_state_ptr,
+    out_ptr,
+    # sizes
+    num_seqs,
+    # strides, in elements
+    stride_x_token,
+    stride_x_channel,
+    stride_weight_channel,
+    stride_weight_tap,
+    stride_state_block,
+    stride_state_channel: tl.constexpr,
+    stride_state_tap: tl.constexpr,
+    stride_out_token,
+    stride_out_channel,
+    # meta-parameters
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One tile of one sequence."""
+    sequence, tile = sequence_of_tile(query_start_loc_ptr, num_seqs, tl.program_id(0), BLOCK_T)
+    sequence_start = tl.load(query_start_loc_ptr + sequence)
+    end = tl.load(query_start_loc_ptr + sequence + 1)
+    start = sequence_start + tile * BLOCK_T
+    if start >= end:
+        return
+    count = tl.minimum(end - start, BLOCK_T)
+    offs_d, mask = channels_of(tl.program_id(1), DIM, BLOCK_D)
+    first, channels = start.to(tl.int64), offs_d.to(tl.int64)
+    x_ptr += first * stride_x_token + channels * stride_x_channel
+    out_ptr += first * stride_out_token + channels * stride_out_channel
+    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if block <= 0:
+        zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
+        for _ in range(count):
+            tl.store(out_ptr, zeros, mask=mask)
+            out_ptr += stride_out_token
+        return
+
+    conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel
+    if tile == 0:
+        mask_state = mask & (tl.load(has_initial_state_ptr + sequence) != 0)
+        window = load_rows(conv_state_ptr, stride_state_tap, mask_state, WIDTH - 1, AS_IS=False)
+        kept = ()
+        for k in tl.static_range(WIDTH - 1):
+            # of a short sequence the kept inputs reach back into its initial state
+            row = end - start - (WIDTH - 1) + k
+            new_ptr = x_ptr + row.to(tl.int64) * stride_x_token
+            new = widened(tl.load(new_ptr, mask=mask & (row >= 0), other=0.0))
+            old_ptr = conv_state_ptr + (row + WIDTH - 1) * stride_state_tap
+            old = widened(tl.load(old_ptr, mask=mask_state & (row < 0), other=0.0))
+            kept += (tl.where(row >= 0, new, old),)
+        # a tap is written where another thread has yet to read
+        tl.debug_barrier()
+        store_rows(conv_state_ptr, stride_state_tap, kept, mask, WIDTH - 1)
+    else:
+        before_ptr = x_ptr - (WIDTH - 1) * stride_x_token
+        window = load_rows(before_ptr, stride_x_token, mask, WIDTH - 1, AS_IS=False)
+    weight_ptr += offs_d * stride_weight_channel
+    taps = load_taps(weight_ptr, stride_weight_tap, mask, WIDTH)
+    bias = load_bias(bias_ptr, offs_d, mask)
+    for _ in tl.range(count, loop_unroll_factor=WIDTH):
+        x = widened(tl.load(x_ptr, mask=mask, other=0.0))
+        y = convolve(taps, window, x, bias, WIDTH, SILU)
+        tl.store(out_ptr, y.to(out_ptr.dtype.element_ty), mask=mask)
+        window = window[1:] + (x,)  # noqa: RUF005 -- the compiler has no stars
+        x_ptr += stride_x_token
+        out_ptr += stride_out_token
+
+
+@triton.jit
+def causal_conv1d_update_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    conv_state_ptr,
+    state_indices_ptr,
+    out_ptr,
+    # strides, in elements
+    stride_x_seq,
+    stride_x_token,
+    stride_x_channel,
+    stride_weight_channel,
+    stride_weight_tap,
+    stride_state_block,
+    stride_state_channel: tl.constexpr,
+    stride_state_tap: tl.constexpr,
+    stride_out_seq,
+    stride_out_token,
+    stride_out_channel,
+    # meta-parameters
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NUM_NEW: tl.constexpr,
+    SILU: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Some channels of one sequence."""
+    sequence = tl.program_id(0)
+    offs_d, mask = channels_of(tl.program_id(1), DIM, BLOCK_D)
+    first, channels = sequence.to(tl.int64), offs_d.to(tl.int64)
+    x_ptr += first * stride_x_seq + channels * stride_x_channel
+    out_ptr += first * stride_out_seq + channels * stride_out_channel
+    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if block <= 0:
+        zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
+        for t in tl.static_range(NUM_NEW):
+            tl.store(out_ptr + t * stride_out_token, zeros, mask=mask)
+        return
+
+    conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel
+    # inputs that the state holds as they come need no conversion on their way
+    as_is: tl.constexpr = conv_state_ptr.dtype.element_ty == x_ptr.dtype.element_ty
+    window = load_rows(conv_state_ptr, stride_state_tap, mask, WIDTH - 1, as_is)
+    weight_ptr += offs_d * stride_weight_channel
+    taps = load_taps(weight_ptr, stride_weight_tap, mask, WIDTH)
+    bias = load_bias(bias_ptr, offs_d, mask)
+    # a tap is written where another thread has yet to read
+    tl.debug_barrier()
+    for t in tl.static_range(NUM_NEW):
+        x = tl.load(x_ptr + t * stride_x_token, mask=mask, other=0.0)
+        x = x if as_is else widened(x)
+        y = convolve(taps, window, widened(x), bias, WIDTH, SILU)
+        tl.store(out_ptr + t * stride_out_token, y.to(out_ptr.dtype.element_ty), mask=mask)
+        window = window[1:] + (x,)  # noqa: RUF005 -- the compiler has no stars
+    store_rows(conv_state_ptr, stride_state_tap, window, mask, WIDTH - 1)
+
+
+def causal_conv1d(
+    x: Float[Tensor, "num_tokens dim"],
+    weight: Float[Tensor, "dim width"],
+    bias: Float[Tensor, " dim"] | None,
+    conv_state: Float[Tensor, "num_blocks dim taps"],
+    state_indices: Int32[Tensor, " num_seqs"],
+    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    has_initial_state: Bool[Tensor, " num_seqs"],
+    *,
+    activation: Literal["silu"] | None = "silu",
+    out: Float[Tensor, "num_tokens dim"] | None = None,
+) -> Float[Tensor, "num_tokens dim"]:
+    """See `blockstride.kernels.causal_conv1d`, which validates."""
+    num_tokens, num_seqs = x.shape[0], state_indices.shape[0]
+    dim, width = weight.shape
+    result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if num_tokens == 0 or dim == 0:
+        return result
+    block_d = min(BLOCK_D, next_power_of_2(dim))
+    tiles_d = -(-dim // block_d)
+    block_t = SHORTEST_TILE
+    while block_t < LONGEST_TILE and num_tokens * tiles_d >= 2 * block_t * ENOUGH_PROGRAMS:
+        block_t *= 2
+    causal_conv1d_kernel[(num_tokens // block_t + num_seqs, tiles_d)](
+        x,
+        weight,
+        None if bias is None else bias.contiguous(),
+        conv_state,
+        state_indices.contiguous(),
+        query_start_loc.contiguous(),
+        has_initial_state.contiguous(),
+        result,
+        num_seqs,
+        *x.stride(),
+        *weight.stride(),
+        *conv_state.stride(),
+        *result.stride(),
+        DIM=dim,
+        WIDTH=width,
+        SILU=activation == "silu",
+        INDEX=index_dtype(2, conv_state),
+        BLOCK_T=block_t,
+        BLOCK_D=block_d,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return result
+
+
+def causal_conv1d_update(
+    x: Float[Tensor, "num_seqs num_new dim"],
+    weight: Float[Tensor, "dim width"],
+    bias: Float[Tensor, " dim"] | None,
+    conv_state: Float[Tensor, "num_blocks dim taps"],
+    state_indices: Int32[Tensor, " num_seqs"],
+    *,
+    activation: Literal["silu"] | None = "silu",
+    out: Float[Tensor, "num_seqs num_new dim"] | None = None,
+) -> Float[Tensor, "num_seqs num_new dim"]:
+    """See `blockstride.kernels.causal_conv1d_update`, which validates."""
+    num_seqs, num_new, dim = x.shape
+    result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if num_seqs == 0 or dim == 0:
+        return result
+    block_d = min(BLOCK_D, next_power_of_2(dim))
+    if num_seqs * dim >= 2 * BLOCK_D * ENOUGH_PROGRAMS:
+        block_d *= 2
+    causal_conv1d_update_kernel[(num_seqs, -(-dim // block_d))](
+        x,
+        weight,
+        None if bias is None else bias.contiguous(),
+        conv_state,
+        state_indices.contiguous(),
+        result,
+        *x.stride(),
+        *weight.stride(),
+        *conv_state.stride(),
+        *result.stride(),
+        DIM=dim,
+        WIDTH=weight.shape[1],
+        NUM_NEW=num_new,
+        SILU=activation == "silu",
+        INDEX=index_dtype(2, conv_state),
+        BLOCK_D=block_d,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return result

@@ -1,0 +1,137 @@
+"""The decode step of Mamba-2 that writes states back only now and then."""
+
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor
+from blockstride.kernels.dispatch import implementation, runs_on_triton
+from blockstride.kernels.recurrence import MAX_D_STATE
+from blockstride.kernels.state_ring import StateRing
+
+MAX_RING_LENGTH = 16
+
+
+def ssd_ring_update(
+    x: Float[Tensor, "num_seqs num_heads head_dim"],
+    dt: Float[Tensor, "num_seqs num_heads"],
+    A: Float[Tensor, " num_heads"],
+    B: Float[Tensor, "num_seqs num_groups d_state"],
+    C: Float[Tensor, "num_seqs num_groups d_state"],
+    ssm_state: Float[Tensor, "num_blocks num_heads head_dim d_state"],
+    ring: StateRing,
+    state_indices: Int32[Tensor, " num_seqs"],
+    *,
+    D: Float[Tensor, " num_heads"] | None = None,
+    z: Float[Tensor, "num_seqs num_heads head_dim"] | None = None,
+    dt_bias: Float[Tensor, " num_heads"] | None = None,
+    dt_softplus: bool = True,
+    out: Float[Tensor, "num_seqs num_heads head_dim"] | None = None,
+) -> Float[Tensor, "num_seqs num_heads head_dim"]:
+    """Do what `ssd_state_update` does, with the latest tokens kept in a ring beside the state.
+
+    A step adds its token to the ring of its sequence. When the ring is full, the step takes all of
+    its tokens into the state instead, writes that, and leaves the ring empty. Whoever reads a state
+    by itself must call `fold_state_ring` first.
+
+    Args:
+        x: New input of each sequence. Any strides, here and in `dt`, `B`, `C` and `z`.
+        dt: Step size of each head before bias and softplus.
+        A: Decay rate of each head, already `-exp(A_log)`.
+        B: Input projection of each group.
+        C: Output projection of each group.
+        ssm_state: Pool of states with any strides, read, and written when a ring is full.
+        ring: Pool of rings, read and written in place.
+        state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
+            read or written, and the sequence's row of the result is zero.
+        D: Skip connection of each head.
+        z: Gate.
+        dt_bias: Added to `dt` before softplus.
+        dt_softplus: Whether `dt` goes through softplus.
+        out: Where the result goes; it may be `x` or `z` itself.
+
+    Returns:
+        The output of each sequence in the dtype of `x`; `out`, if that was given.
+
+    Raises:
+        ValueError: A shape, a device, the number of groups or the length of the ring does not fit.
+        TypeError: A dtype is not accepted.
+
+    Source: Dao and Gu, "Transformers are SSMs", 6: the quadratic form, over the tokens of a ring.
+    """
+    num_seqs, num_heads, head_dim = x.shape
+    num_groups, d_state = B.shape[1:]
+    device, rows = x.device, (num_seqs, num_heads, head_dim)
+    expect_tensor(x, "x", rows, FLOATS, device)
+    expect_tensor(dt, "dt", (num_seqs, num_heads), FLOATS, device)
+    expect_tensor(A, "A", (num_heads,), FLOAT32, device)
+    expect_tensor(B, "B", (num_seqs, num_groups, d_state), FLOATS, device)
+    expect_tensor(C, "C", (num_seqs, num_groups, d_state), FLOATS, device)
+    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
+        if vector is not None:
+            expect_tensor(vector, name, (num_heads,), FLOATS, device)
+    if z is not None:
+        expect_tensor(z, "z", rows, FLOATS, device)
+    if out is not None:
+        expect_tensor(out, "out", rows, (x.dtype,), device)
+    if num_groups == 0 or num_heads % num_groups:
+        expect(False, "B", f"groups that divide {num_heads} heads", num_groups)
+    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
+    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
+    run = implementation("ssd_ring_update", "ssd_ring_update", runs_on_triton(x))
+    return run(
+        x,
+        dt,
+        A,
+        B,
+        C,
+        ssm_state,
+        ring,
+        state_indices,
+        D=D,
+        z=z,
+        dt_bias=dt_bias,
+        dt_softplus=dt_softplus,
+        out=out,
+    )
+
+
+def fold_state_ring(
+    ssm_state: Float[Tensor, "num_blocks num_heads head_dim d_state"],
+    ring: StateRing,
+    state_indices: Int32[Tensor, " num_seqs"],
+) -> None:
+    """Take the tokens of the rings of some sequences into their states, and empty the rings.
+
+    Args:
+        ssm_state: Pool of states with any strides, written where a ring holds a token.
+        ring: Pool of rings, read and emptied.
+        state_indices: State blocks, none of them twice. For an id <= 0 nothing is read or written.
+
+    Raises:
+        ValueError: A shape, a device or the length of the ring does not fit.
+        TypeError: A dtype is not accepted.
+    """
+    expect_tensor(ssm_state, "ssm_state", (*ssm_state.shape,), FLOATS, ssm_state.device)
+    num_seqs, num_groups = state_indices.shape[0], ring.B.shape[2]
+    _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
+    run = implementation("ssd_ring_update", "fold_state_ring", runs_on_triton(ssm_state))
+    run(ssm_state, ring, state_indices)
+
+
+def _expect_ring(
+    ssm_state: Tensor, ring: StateRing, state_indices: Tensor, num_seqs: int, num_groups: int
+) -> None:
+    """Check that rings fit the states that they stand beside."""
+    num_blocks, num_heads, head_dim, d_state = ssm_state.shape
+    length, device = ring.x.shape[1], ssm_state.device
+    slots = (num_blocks, length)
+    expect_tensor(ring.x, "ring.x", (*slots, num_heads, head_dim), FLOATS, device)
+    expect_tensor(ring.B, "ring.B", (*slots, num_groups, d_state), FLOATS, device)
+    expect_tensor(ring.log_decay, "ring.log_decay", (*slots, num_heads), FLOAT32, device)
+    expect_tensor(ring.held, "ring.held", (num_blocks, num_heads), FLOAT32, device)
+    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
+    if not 1 <= length <= MAX_RING_LENGTH:
+        expect(False, "ring", f"from 1 to {MAX_RING_LENGTH} tokens", length)
+    if not 1 <= d_state <= MAX_D_STATE:
+        expect(False, "ssm_state", f"from 1 to {MAX_D_STATE} states", d_state)

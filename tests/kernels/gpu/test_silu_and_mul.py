@@ -1,0 +1,57 @@
+import pytest
+import torch
+from support.budget import assert_within_budget
+from torch.nn.functional import silu
+
+from blockstride.kernels.dispatch import INTERPRET
+from blockstride.kernels.gpu import silu_and_mul
+
+DEVICE = "cpu" if INTERPRET else "cuda"
+NAN = float("nan")
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SHAPES = [(0, 8), (1, 2), (3, 128), (5, 300), (2, 3, 70), (10,), (2, 2500)]
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        yield
+
+
+def gated(gate_up, dtype):
+    gate, up = gate_up.to(dtype).chunk(2, -1)
+    return silu(gate) * up
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_the_second_half_is_gated_by_the_first(shape, dtype):
+    gate_up = (torch.randn(shape) * 5).to(dtype)
+    out = silu_and_mul(gate_up)
+    assert out.dtype == dtype
+    assert_within_budget(out, gated(gate_up, torch.float64), gated(gate_up, F32).to(dtype))
+
+
+@pytest.mark.parametrize("gate", [-1e4, -88.0, -30.0, 0.0, 30.0, 88.0, 1e4])
+def test_gates_of_any_size_neither_overflow_nor_vanish_early(gate):
+    out = silu_and_mul(torch.tensor([[gate, 1.0]]))
+    torch.testing.assert_close(out, silu(torch.tensor([[gate]])), rtol=1e-5, atol=1e-30)
+
+
+def test_slices_are_read_and_written_and_nothing_around_them():
+    gate_up = torch.randn(4, 140)
+    wide_in, wide_out = torch.full((4, 150), NAN), torch.full((4, 90), NAN)
+    wide_in[:, 6:146] = gate_up
+    out = wide_out[:, 7:77]
+    assert silu_and_mul(wide_in[:, 6:146], out=out) is out
+    assert torch.equal(out, silu_and_mul(gate_up))
+    assert wide_out[:, :7].isnan().all()
+    assert wide_out[:, 77:].isnan().all()
+
+
+def test_tensors_that_are_no_rows_are_read_and_written_too():
+    gate_up = torch.randn(6, 4, 3).permute(2, 1, 0)
+    out = torch.zeros(4, 3, 3).transpose(0, 1)
+    assert silu_and_mul(gate_up, out=out) is out
+    assert torch.equal(out, silu_and_mul(gate_up.contiguous()))
