@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aot import TARGETS, recorded_launches, versions
+from pipelines import products_left_running
 from rich.console import Console
 from rich.table import Table
 from sass import read
@@ -48,6 +49,7 @@ def _row(variant: Variant, target: str, launch) -> dict[str, Any]:
         "shared_bytes": reading.shared_bytes,
         "warps": reading.num_warps,
         "blocks_per_sm": reading.blocks_per_sm,
+        "left_running": products_left_running(launch.kernel.asm["ttgir"]),
     }
     loop = reading.loop
     if loop is not None:

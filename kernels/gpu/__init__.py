@@ -2,7 +2,8 @@
 
 from blockstride.kernels.gpu.attention_schedule import AttentionSchedule, attention_schedule
 from blockstride.kernels.gpu.block_copy import block_copy
-from blockstride.kernels.gpu.causal_conv1d import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.gpu.causal_conv1d import causal_conv1d
+from blockstride.kernels.gpu.causal_conv1d_update import causal_conv1d_update
 from blockstride.kernels.gpu.expert_mlp import expert_mlp
 from blockstride.kernels.gpu.gated_delta_rule import gated_delta_rule
 from blockstride.kernels.gpu.gated_delta_rule_update import gated_delta_rule_update

@@ -3,7 +3,7 @@
 One program takes a tile of one sequence's tokens and of channels, and walks the tokens with the
 last inputs in registers, so that an input is loaded once (and `width - 1` a tile once more). Tiles
 belong to sequences: no program sees two. The first tile of a sequence is the one that reads its
-state and, after that, writes the last inputs there. A decode step is one tile a sequence.
+state and, after that, writes the last inputs there.
 
 Bytes per token and channel: one input read, one output written. Source: Gu and Dao, "Mamba", 3.4;
 Tri Dao's causal-conv1d for the window in registers.
@@ -17,11 +17,18 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.gpu.activations import silu, widened
+from blockstride.kernels.gpu.activations import widened
+from blockstride.kernels.gpu.conv_window import (
+    BLOCK_D,
+    channels_of,
+    convolve,
+    load_bias,
+    load_rows,
+    load_taps,
+    store_rows,
+)
 from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
 
-# channels of a program: 16 bytes a lane of a half-precision input
-BLOCK_D = 256
 LONGEST_TILE, SHORTEST_TILE = 64, 8
 
 
@@ -39,61 +46,6 @@ def sequence_of_tile(query_start_loc_ptr, num_seqs, tile, BLOCK_T: tl.constexpr)
         low = tl.where(first <= tile, middle, low)
         high = tl.where(first <= tile, high, middle)
     return low, tile - tl.load(query_start_loc_ptr + low) // BLOCK_T - low
-
-
-@triton.jit
-def load_taps(weight_ptr, stride_tap, mask, WIDTH: tl.constexpr):
-    """The taps of each channel, the oldest input's first."""
-    taps = ()
-    for k in tl.static_range(WIDTH):
-        taps += (widened(tl.load(weight_ptr + k * stride_tap, mask=mask, other=0.0)),)
-    return taps
-
-
-@triton.jit
-def load_rows(rows_ptr, stride, mask, COUNT: tl.constexpr, AS_IS: tl.constexpr):
-    """Some rows of channels, in float32 or as they are."""
-    rows = ()
-    for k in tl.static_range(COUNT):
-        row = tl.load(rows_ptr + k * stride, mask=mask, other=0.0)
-        rows += (row if AS_IS else widened(row),)
-    return rows
-
-
-@triton.jit
-def store_rows(rows_ptr, stride, rows, mask, COUNT: tl.constexpr):
-    """Write rows of channels, rounded to the dtype that they go to."""
-    for k in tl.static_range(COUNT):
-        tl.store(rows_ptr + k * stride, rows[k].to(rows_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def convolve(taps, window, x, bias, WIDTH: tl.constexpr, SILU: tl.constexpr):
-    """Weigh the window and the newest input, the oldest first."""
-    y = bias
-    for k in tl.static_range(WIDTH - 1):
-        y = tl.fma(taps[k], widened(window[k]), y)
-    y = tl.fma(taps[WIDTH - 1], x, y)
-    return silu(y) if SILU else y
-
-
-@triton.jit
-def channels_of(pid, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A program's channels, and which of them exist; the compiler drops a mask that is all true."""
-    offs_d = pid * BLOCK_D + tl.arange(0, BLOCK_D)
-    mask = tl.full([BLOCK_D], True, tl.int1)
-    if DIM % BLOCK_D != 0:
-        mask = offs_d < DIM
-    return offs_d, mask
-
-
-@triton.jit
-def load_bias(bias_ptr, offs_d, mask):
-    """The bias of each channel, or zero."""
-    bias = tl.zeros(offs_d.shape, tl.float32)
-    if bias_ptr is not None:
-        bias = widened(tl.load(bias_ptr + offs_d, mask=mask, other=0.0))
-    return bias
 
 
 @triton.jit
@@ -177,65 +129,6 @@ def causal_conv1d_kernel(
         out_ptr += stride_out_token
 
 
-@triton.jit
-def causal_conv1d_update_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    conv_state_ptr,
-    state_indices_ptr,
-    out_ptr,
-    # strides, in elements
-    stride_x_seq,
-    stride_x_token,
-    stride_x_channel,
-    stride_weight_channel,
-    stride_weight_tap,
-    stride_state_block,
-    stride_state_channel: tl.constexpr,
-    stride_state_tap: tl.constexpr,
-    stride_out_seq,
-    stride_out_token,
-    stride_out_channel,
-    # meta-parameters
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_NEW: tl.constexpr,
-    SILU: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Some channels of one sequence."""
-    sequence = tl.program_id(0)
-    offs_d, mask = channels_of(tl.program_id(1), DIM, BLOCK_D)
-    first, channels = sequence.to(tl.int64), offs_d.to(tl.int64)
-    x_ptr += first * stride_x_seq + channels * stride_x_channel
-    out_ptr += first * stride_out_seq + channels * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
-    if block <= 0:
-        zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
-        for t in tl.static_range(NUM_NEW):
-            tl.store(out_ptr + t * stride_out_token, zeros, mask=mask)
-        return
-
-    conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel
-    # inputs that the state holds as they come need no conversion on their way
-    as_is: tl.constexpr = conv_state_ptr.dtype.element_ty == x_ptr.dtype.element_ty
-    window = load_rows(conv_state_ptr, stride_state_tap, mask, WIDTH - 1, as_is)
-    weight_ptr += offs_d * stride_weight_channel
-    taps = load_taps(weight_ptr, stride_weight_tap, mask, WIDTH)
-    bias = load_bias(bias_ptr, offs_d, mask)
-    # a tap is written where another thread has yet to read
-    tl.debug_barrier()
-    for t in tl.static_range(NUM_NEW):
-        x = tl.load(x_ptr + t * stride_x_token, mask=mask, other=0.0)
-        x = x if as_is else widened(x)
-        y = convolve(taps, window, widened(x), bias, WIDTH, SILU)
-        tl.store(out_ptr + t * stride_out_token, y.to(out_ptr.dtype.element_ty), mask=mask)
-        window = window[1:] + (x,)  # noqa: RUF005 -- the compiler has no stars
-    store_rows(conv_state_ptr, stride_state_tap, window, mask, WIDTH - 1)
-
-
 def causal_conv1d(
     x: Float[Tensor, "num_tokens dim"],
     weight: Float[Tensor, "dim width"],
@@ -278,47 +171,6 @@ def causal_conv1d(
         SILU=activation == "silu",
         INDEX=index_dtype(2, conv_state),
         BLOCK_T=block_t,
-        BLOCK_D=block_d,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
-    return result
-
-
-def causal_conv1d_update(
-    x: Float[Tensor, "num_seqs num_new dim"],
-    weight: Float[Tensor, "dim width"],
-    bias: Float[Tensor, " dim"] | None,
-    conv_state: Float[Tensor, "num_blocks dim taps"],
-    state_indices: Int32[Tensor, " num_seqs"],
-    *,
-    activation: Literal["silu"] | None = "silu",
-    out: Float[Tensor, "num_seqs num_new dim"] | None = None,
-) -> Float[Tensor, "num_seqs num_new dim"]:
-    """See `blockstride.kernels.causal_conv1d_update`, which validates."""
-    num_seqs, num_new, dim = x.shape
-    result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if num_seqs == 0 or dim == 0:
-        return result
-    block_d = min(BLOCK_D, next_power_of_2(dim))
-    if num_seqs * dim >= 2 * BLOCK_D * ENOUGH_PROGRAMS:
-        block_d *= 2
-    causal_conv1d_update_kernel[(num_seqs, -(-dim // block_d))](
-        x,
-        weight,
-        None if bias is None else bias.contiguous(),
-        conv_state,
-        state_indices.contiguous(),
-        result,
-        *x.stride(),
-        *weight.stride(),
-        *conv_state.stride(),
-        *result.stride(),
-        DIM=dim,
-        WIDTH=weight.shape[1],
-        NUM_NEW=num_new,
-        SILU=activation == "silu",
-        INDEX=index_dtype(2, conv_state),
         BLOCK_D=block_d,
         num_warps=1,
         enable_fp_fusion=False,

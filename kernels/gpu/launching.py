@@ -1,6 +1,7 @@
 """What every launcher asks: powers of two, warps for some bytes, how wide offsets are."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -36,8 +37,8 @@ def index_dtype(axes: int, *caches: Tensor) -> tl.dtype:
     return tl.int32
 
 
-def dense(*vectors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Vectors whose elements lie side by side; what does not is copied, and they are short."""
+def dense(*vectors: Tensor | None) -> tuple[Any, ...]:
+    """Short vectors with their elements side by side, copied if need be; `None` stays `None`."""
     return tuple(None if vector is None else vector.contiguous() for vector in vectors)
 
 

@@ -146,7 +146,9 @@ class MambaMixer(Mixer):
         if config.mamba_proj_bias:
             self.in_bias = weights.tensor("mamba.in_proj.bias", 2 * inner)
             self.out_bias = weights.tensor("mamba.out_proj.bias", hidden)
-        self.conv_weight = weights.tensor("mamba.conv1d.weight", inner, 1, width).squeeze(1)
+        # taps outermost, so that a GPU loads those of neighbouring channels in wide words
+        taps = weights.tensor("mamba.conv1d.weight", inner, 1, width).squeeze(1)
+        self.conv_weight = taps.T.contiguous().T
         if config.mamba_conv_bias:
             self.conv_bias = weights.tensor("mamba.conv1d.bias", inner)
         self.x_proj = weights.matrix("mamba.x_proj.weight", rank + 2 * state, inner)

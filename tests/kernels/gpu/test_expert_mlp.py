@@ -122,7 +122,7 @@ def test_strided_inputs_are_read_as_they_are(assert_same_bits):
     strided = {
         "x": wide[:, 5:69:2],
         "gate_up": inputs["gate_up"].transpose(1, 2).contiguous().transpose(1, 2),
-        "down": inputs["down"].transpose(0, 1).contiguous().transpose(0, 1),
+        "down": inputs["down"].transpose(0, 2).contiguous().transpose(0, 2),
         "expert_ids": inputs["expert_ids"].T.contiguous().T,
         "expert_weights": inputs["expert_weights"].T.contiguous().T,
     }

@@ -59,6 +59,11 @@ def test_nothing_spills(readings, target):
     assert [row for row in readings[target]["rows"] if row["spill_bytes"]] == []
 
 
+def test_no_product_reads_registers_that_the_next_step_of_its_loop_writes(readings):
+    """Whole rows of a scan become NaN then, on a GPU alone, and not every time."""
+    assert [row for row in readings["sm_90"]["rows"] if row.get("left_running")] == []
+
+
 @pytest.mark.parametrize(("variant", "figure", "at_least"), CEILINGS)
 def test_hot_loops_reach_their_ceiling(readings, variant, figure, at_least):
     row = next(row for row in readings["sm_90"]["rows"] if row["variant"] == variant)
