@@ -44,6 +44,9 @@ bench: $(READY)  ## time kernels and plans, then models beside transformers, and
 prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove
 	$(BIN)/python -m tests.transfer.prove
+	$(BIN)/python -m tests.transfer.connector.prove
+	$(BIN)/python -m tests.transfer.connector.endurance
+	$(BIN)/python -m tests.transfer.connector.load
 
 clean:  ## remove all that make made, .venv included
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -159,12 +159,12 @@ def plan_peer(
         dealt = [(info.cp_size, info.cp_interleave) for info in (local, remote)]
         alike = remote.cp_size == 1 or dealt[0] == dealt[1]
         expect(alike, "pack", f"tokens dealt to {dealt[0]} ranks and in runs as here", dealt[1])
-        area = _staging_area(local, staging)
+        area = staging_area(local, staging)
         pack = _copy(reads, area, local_rank, remote, rank)
         here = [replace(read, remote_group=read.local_group) for read in reads]
         wire = _copy(here, local, local_rank, area, local_rank)
         return PeerPlan(rank, strategy, wire, pack=pack, staging=area)
-    area = _staging_area(remote, staging)
+    area = staging_area(remote, staging)
     groups = remote.rank_cache(rank).groups
     whole = [
         replace(
@@ -182,8 +182,8 @@ def plan_peer(
     return PeerPlan(rank, strategy, wire, convert=convert, staging=area)
 
 
-def _staging_area(info: EngineTransferInfo, size: StagingSize) -> EngineTransferInfo:
-    """The same engine with as many blocks as one sequence needs."""
+def staging_area(info: EngineTransferInfo, size: StagingSize) -> EngineTransferInfo:
+    """The same engine with as many blocks of its own as one sequence needs."""
     span = info.block_size * info.cp_size
     blocks = [
         -(-size.num_tokens // span) if group.spec.has_tokens else size.num_states

@@ -53,7 +53,9 @@ def make(
         "value": (torch.randn(len(slots), num_kv_heads, value_size) * 100).to(dtype),
         "slot_mapping": torch.tensor(slots, dtype=torch.int64),
     }
-    scales = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor(1.3)} if scaled else {}
+    scales: dict[str, Any] = {}
+    if scaled:
+        scales = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor(1.3)}
     return inputs, caches, scales
 
 
@@ -120,7 +122,7 @@ def test_keys_may_be_slices_of_a_wider_tensor(assert_same_bits):
     inputs, (keys, values), _ = make()
     qkv = torch.full((7, 6, 11), NAN)
     qkv[:, 2:4, 1:9], qkv[:, 4:6, 1:9] = inputs["key"], inputs["value"]
-    sliced = inputs | {"key": qkv[:, 2:4, 1:9], "value": qkv[:, 4:6, 1:9]}
+    sliced: dict[str, Any] = inputs | {"key": qkv[:, 2:4, 1:9], "value": qkv[:, 4:6, 1:9]}
     other = keys.clone(), values.clone()
     kv_cache_update(**inputs, key_cache=keys, value_cache=values)
     kv_cache_update(**sliced, key_cache=other[0], value_cache=other[1])
@@ -148,7 +150,7 @@ def test_writing_in_any_order_is_the_same(slots):
     inputs, (keys, values), _ = make(slots=slots)
     other = keys.clone(), values.clone()
     kv_cache_update(**inputs, key_cache=keys, value_cache=values)
-    backwards = {name: new.flip(0) for name, new in inputs.items()}
+    backwards: dict[str, Any] = {name: new.flip(0) for name, new in inputs.items()}
     kv_cache_update(**backwards, key_cache=other[0], value_cache=other[1])
     assert torch.equal(other[0], keys)
     assert torch.equal(other[1], values)
@@ -167,9 +169,9 @@ def test_keys_and_queries_turn_by_the_angles_of_their_tokens(half, dtype, assert
         **inputs, key_cache=turned_keys, value_cache=plain_values,
         rotary=(angles.cos(), angles.sin()), query=query,
     )  # fmt: skip
-    rounding = {"rtol": 1e-2, "atol": 1e-2} if dtype is BF16 else {}
-    torch.testing.assert_close(query, expected[0], **rounding)
-    torch.testing.assert_close(turned_keys, keys, **rounding)
+    rtol, atol = (1e-2, 1e-2) if dtype is BF16 else (1e-5, 1e-5)
+    torch.testing.assert_close(query, expected[0], rtol=rtol, atol=atol)
+    torch.testing.assert_close(turned_keys, keys, rtol=rtol, atol=atol)
     assert_same_bits(plain_values, values)
     assert_same_bits(inputs["key"], kept)
 
@@ -227,6 +229,6 @@ BAD = {
 def test_a_wrong_argument_is_named(name):
     value, error = BAD[name]
     inputs, (keys, values), _ = make()
-    arguments = inputs | {"key_cache": keys, "value_cache": values}
+    arguments: dict[str, Any] = inputs | {"key_cache": keys, "value_cache": values}
     with pytest.raises(error, match=f"^{name}: expected"):
         kv_cache_update(**(arguments | {name: value}))

@@ -37,6 +37,15 @@ def bench(script: str, *arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
+def expect_recorded_version(found: dict) -> dict:
+    """The budgets, if they are those of the compiler in use."""
+    recorded = json.loads((BENCH / "budgets.json").read_text())
+    version = recorded["versions"]["triton"]
+    if found["versions"]["triton"] != version:
+        pytest.skip(f"budgets were recorded with triton {version}")
+    return recorded
+
+
 @pytest.fixture(scope="module")
 def readings() -> dict[str, dict]:
     with ThreadPoolExecutor(2) as pool:
@@ -56,6 +65,8 @@ def test_every_variant_compiles(readings, target):
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_nothing_spills(readings, target):
+    # other versions of the compiler may: that is read in a table, not held against the kernels
+    expect_recorded_version(readings[target])
     assert [row for row in readings[target]["rows"] if row["spill_bytes"]] == []
 
 
@@ -85,10 +96,7 @@ def test_a_step_of_a_convolution_with_taps_inside_is_short_too(readings):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_kernel_exceeds_its_recorded_budget(readings, target):
-    recorded = json.loads((BENCH / "budgets.json").read_text())
-    version = recorded["versions"]["triton"]
-    if readings[target]["versions"]["triton"] != version:
-        pytest.skip(f"budgets were recorded with triton {version}")
+    recorded = expect_recorded_version(readings[target])
     over = []
     for row in readings[target]["rows"]:
         key = f"{row['target']}: {row['variant']}: {row['kernel']}"

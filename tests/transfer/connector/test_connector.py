@@ -1,0 +1,87 @@
+"""The connector in one process: what it refuses, and that it can be opened and closed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from blockstride.transfer import BlockIds
+from blockstride.transfer.connector import Connector, ConnectorSettings, ReadRequest
+from tests.transfer.connector.bulk import bulk
+
+INFO = bulk(8).local
+MADE = bulk(8).request()
+
+
+def pools() -> dict[int, torch.Tensor]:
+    sizes = INFO.rank_cache(0).pool_bytes
+    return {pool: torch.zeros(nbytes, dtype=torch.int8) for pool, nbytes in sizes.items()}
+
+
+def test_pools_of_other_sizes_are_refused_and_leave_nothing_open():
+    wrong = {**pools(), 0: torch.zeros(64, dtype=torch.int8)}
+    connector = Connector(INFO)
+    with pytest.raises(ValueError, match="pools: expected storages of"):
+        connector.register_kv_caches(wrong)
+    connector.close()
+
+
+def test_views_of_one_storage_are_registered_once():
+    sizes = INFO.rank_cache(0).pool_bytes
+    whole = torch.zeros(sum(sizes.values()), dtype=torch.int8)
+    parts = dict(zip(sizes, whole.split(list(sizes.values())), strict=True))
+    with Connector(INFO) as connector:
+        connector.register_kv_caches(parts)
+        assert connector.resources()["registered_bytes"] == len(whole)
+
+
+def test_a_port_that_is_taken_is_an_error_at_once():
+    with Connector(INFO) as first:
+        port = int(first.register_kv_caches(pools()).rpartition(":")[2])
+        second = Connector(INFO, 0, ConnectorSettings(port=port))
+        with pytest.raises(OSError, match="in use"):
+            second.register_kv_caches(pools())
+
+
+def test_whoever_listens_to_others_needs_a_key():
+    with pytest.raises(ValueError, match=r"key: expected a shared secret to listen on 0\.0\.0\.0"):
+        ConnectorSettings(host="0.0.0.0")
+    ConnectorSettings(host="0.0.0.0", key=b"a secret")
+
+
+def test_blocks_that_cannot_be_right_are_refused_where_they_are_named():
+    with Connector(INFO) as connector:
+        connector.register_kv_caches(pools())
+        wrong = [BlockIds([0]), MADE.local[1]]
+        request = ReadRequest("r", 16, MADE.local, ("producer",))
+        with pytest.raises(ValueError, match="local ids of group 0"):
+            connector.start_read(replace(request, local=wrong))
+        with pytest.raises(ValueError, match="offered ids of group 0"):
+            connector.offer("r", 16, wrong)
+        assert connector.resources()["reads"] == connector.resources()["leases"] == 0
+
+
+def test_closing_ends_requests_and_frees_their_blocks():
+    connector = Connector(INFO)
+    connector.register_kv_caches(pools())
+    connector.add_peer("producer", ["tcp://127.0.0.1:9"])
+    tokens = 8 * 16
+    handle = connector.start_read(ReadRequest("r", tokens, MADE.local, ("producer",)))
+    connector.close()
+    assert handle.done
+    assert handle.settled
+    assert handle.error is not None
+    assert handle.error.kind == "aborted"
+    np.testing.assert_array_equal(handle.invalid_blocks[0], MADE.local[0].ids)
+
+
+def test_a_closed_connector_says_so():
+    connector = Connector(INFO)
+    with pytest.raises(ValueError, match="connector: expected one that has registered its caches"):
+        connector.counters()
+    connector.register_kv_caches(pools())
+    connector.close()
+    connector.close()
+    with pytest.raises(ValueError, match="and isn't closed"):
+        connector.ended_leases()

@@ -1,0 +1,281 @@
+"""The connector: one rank's end of all transfers, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any, TypeVar
+
+import zmq
+import zmq.asyncio
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.transfer.connector.counters import Counters
+from blockstride.transfer.connector.errors import AbortedError
+from blockstride.transfer.connector.handle import ReadHandle, ReadRequest
+from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
+from blockstride.transfer.connector.link import new_socket
+from blockstride.transfer.connector.links import Links
+from blockstride.transfer.connector.local_rank import LocalRank
+from blockstride.transfer.connector.reading import Reader
+from blockstride.transfer.connector.serving import Server
+from blockstride.transfer.connector.settings import ConnectorSettings
+from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.request import BlockIds, check_blocks
+
+Result = TypeVar("Result")
+
+CALL_SECONDS = 60.0
+"""How long a call into the connector's thread may take; it waits for nobody else."""
+
+
+class Connector:
+    """One rank's end of all transfers: it offers blocks to readers, and reads from producers.
+
+    Everything happens on one thread, beside the engine's compute: messages, NIXL, deadlines.
+    Methods may be called from any thread and return at once, `close` apart.
+
+    Whoever offers blocks must have finished writing them, and, on a GPU, waited for its stream.
+
+    Args:
+        info: The engine.
+        rank: This rank.
+        settings: Settings; None for the defaults.
+    """
+
+    def __init__(
+        self, info: EngineTransferInfo, rank: int = 0, settings: ConnectorSettings | None = None
+    ) -> None:
+        info.coordinates(rank)
+        self.info, self.rank = info, rank
+        self.settings = settings or ConnectorSettings()
+        self._thread: threading.Thread | None = None
+        self._reads: dict[str, ReadHandle] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._address = ""
+        self._leases = LeaseTable(self.settings.lease_seconds)
+
+    def register_kv_caches(self, pools: Mapping[int, Tensor]) -> str:
+        """Registers the memory and begins to listen.
+
+        Args:
+            pools: Pool number -> its bytes, as `KVCachePool.storage`, for the pools of this rank.
+
+        Returns:
+            The address that readers take.
+
+        Raises:
+            ValueError: Other pools, or other sizes, than the engine implies; or a second call.
+            OSError: The address can't be listened on.
+            ImportError: NIXL is not installed.
+        """
+        expect(self._thread is None, "register_kv_caches", "one call", "a second one")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"blockstride-{self.info.engine_id}", daemon=True
+        )
+        self._thread.start()
+        try:
+            return self._call(self._start(pools))
+        except BaseException:
+            self._end_thread()
+            raise
+
+    async def _start(self, pools: Mapping[int, Tensor]) -> str:
+        settings = self.settings
+        self._context = zmq.asyncio.Context()
+        self._socket = new_socket(self._context, zmq.ROUTER, settings.max_message_bytes)
+        try:
+            self._socket.bind(f"tcp://{settings.host}:{settings.port or '*'}")
+            self._local = LocalRank(self.info, self.rank, pools, settings)
+        except BaseException as error:
+            self._socket.close()
+            self._context.term()
+            if isinstance(error, zmq.ZMQError):
+                where = f"{settings.host}:{settings.port}"
+                raise OSError(error.errno, f"{where}: {error.strerror}") from error
+            raise
+        self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._server = Server(self._local, self._socket, self._leases)
+        self._links = Links(self._local, self._context)
+        self._reader = Reader(self._local, self._links)
+        self._services = [
+            asyncio.create_task(self._server.run()),
+            asyncio.create_task(self._server.sweep()),
+            asyncio.create_task(self._local.keep_moving(self._is_live)),
+        ]
+        return self._address
+
+    def _is_live(self) -> bool:
+        return bool(len(self._server) or len(self._links) or self._tasks)
+
+    @property
+    def address(self) -> str:
+        """Where readers reach this rank; "" before `register_kv_caches`."""
+        return self._address
+
+    def add_peer(self, engine_id: str, addresses: Sequence[str]) -> None:
+        """Makes known where the ranks of a producing engine listen, rank 0 first.
+
+        Once more with other addresses, links to the old ones are given up; the processes that
+        listened there must have ended, since one that writes here could not be told to stop.
+        """
+        self._call(_later(lambda: self._links.add_peer(engine_id, addresses)))
+
+    def start_read(self, request: ReadRequest) -> ReadHandle:
+        """Begins to take over a sequence.
+
+        Returns:
+            What tells its outcome; every failure is reported there.
+
+        Raises:
+            ValueError: A request of that name is under way already, or blocks that can't be right.
+        """
+        check_blocks("local", self.info, request.num_tokens, request.local)
+        handle = ReadHandle(request)
+
+        def begin() -> None:
+            name = request.request_id
+            expect(name not in self._reads, "request_id", "one not under way", repr(name))
+            self._reads[name] = handle
+            task = self._tasks[name] = asyncio.create_task(self._reader.read(handle))
+            task.add_done_callback(lambda _: (self._reads.pop(name), self._tasks.pop(name)))
+
+            def abort() -> None:
+                if not handle.done:
+                    task.cancel()
+
+            handle._abort = lambda: self._post(abort)
+
+        self._call(_later(begin))
+        return handle
+
+    def offer(self, request_id: str, num_tokens: int, blocks: Sequence[BlockIds]) -> None:
+        """Holds blocks for readers, until all of them have read or the lease runs out.
+
+        Before `register_kv_caches` this makes sure that no reader comes too early.
+
+        Args:
+            request_id: The name under which they are read.
+            num_tokens: Tokens of the sequence.
+            blocks: Its blocks, one entry for each group.
+
+        Raises:
+            ValueError: Blocks that no request could name, or a request that is held already.
+        """
+        check_blocks("offered", self.info, num_tokens, blocks)
+
+        def offer() -> None:
+            self._leases.offer(request_id, num_tokens, blocks, monotonic())
+
+        if self._thread is None:
+            offer()
+        else:
+            self._call(_later(offer))
+
+    def withdraw(self, request_id: str) -> bool:
+        """Ends an offer at once; whoever still reads is told that it came too late.
+
+        Returns:
+            Whether its blocks are free now: not when they are just being written to a reader.
+        """
+        return self._call(_later(lambda: self._leases.withdraw(request_id)))
+
+    def ended_leases(self) -> list[LeaseEnd]:
+        """Offers that ended since the last call: their blocks belong to the engine again."""
+        return self._call(_later(self._leases.ended))
+
+    @property
+    def num_leases(self) -> int:
+        """Offers that have not ended."""
+        return len(self._leases)
+
+    def counters(self) -> Counters:
+        """What has been done so far."""
+
+        def snapshot() -> Counters:
+            return self._local.counters.snapshot()
+
+        return self._call(_later(snapshot))
+
+    def resources(self) -> dict[str, int]:
+        """What is in use now, for those who look for leaks."""
+        local = self._local
+
+        def count() -> dict[str, int]:
+            return {
+                "registered_bytes": local.agent.registered_bytes,
+                "peers": local.agent.num_peers,
+                "postings": local.agent.unfinished(),
+                "sessions": len(self._server),
+                "links": len(self._links),
+                "granted": self._links.num_granted,
+                "reads": len(self._reads),
+                "leases": len(self._leases),
+            }
+
+        return self._call(_later(count))
+
+    def close(self, grace_seconds: float = 2.0) -> None:
+        """Ends everything; afterwards nothing touches the pools any more.
+
+        Args:
+            grace_seconds: How long transfers that are under way may take.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            self._call(self._stop(grace_seconds))
+            self._end_thread()
+
+    async def _stop(self, grace_seconds: float) -> None:
+        tasks, handles = list(self._tasks.values()), list(self._reads.values())
+        for handle in handles:
+            handle.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_seconds)
+        await self._links.close()
+        await self._server.close()
+        self._reader.close()
+        for task in (*self._services, *tasks):
+            task.cancel()
+        await asyncio.gather(*self._services, *tasks, return_exceptions=True)
+        self._local.close(grace_seconds)
+        for handle in handles:
+            # the agent is gone, and with it all that could write
+            if not handle.done:
+                handle.error = AbortedError("the connector was closed")
+            handle._done.set()
+            handle._settled.set()
+        self._socket.close()
+        self._context.term()
+
+    def _end_thread(self) -> None:
+        assert self._thread is not None, "called with a thread only"
+        self._post(self._loop.stop)
+        self._thread.join(CALL_SECONDS)
+        self._loop.close()
+
+    def _post(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function)
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs something on the connector's thread."""
+        running = self._thread is not None and self._thread.is_alive()
+        if not running:
+            work.close()
+        expect(running, "connector", "one that has registered its caches, and isn't closed", "none")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
+
+    def __enter__(self) -> Connector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _later(function: Callable[[], Result]) -> Result:
+    return function()

@@ -1,0 +1,209 @@
+"""Descriptions: an engine as a message, and back, with everything checked that planning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal, NoReturn, cast
+
+import torch
+
+from blockstride.kernels.checks import CACHE_DTYPES, expect
+from blockstride.layouts import (
+    Axis,
+    CacheSpec,
+    Field,
+    Interval,
+    KVCacheLayout,
+    PoolPolicy,
+    Segment,
+    Shard,
+)
+from blockstride.transfer.connector.parts import (
+    AxisPart,
+    Blocks,
+    EnginePart,
+    FieldPart,
+    Region,
+    SegmentPart,
+    ShardPart,
+    SpecPart,
+)
+from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.request import BlockIds
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CACHE_DTYPES}
+MAX_ADDRESS = 1 << 63
+MAX_POOL_BYTES = 1 << 48
+MAX_PERIOD = 1 << 22
+"""Most tokens after which the pattern of two block sizes may repeat: plans grow with it."""
+
+
+MAX_RANKS = 1024
+"""Most ranks of an engine: each is planned for."""
+
+
+@dataclass(frozen=True)
+class DescribedSpec(CacheSpec[NoReturn]):
+    """What a layer of another engine caches: planned with, never bound."""
+
+    def bind_kv_cache(self, raw: torch.Tensor) -> NoReturn:
+        """Raises `ValueError`: the memory is another engine's."""
+        raise ValueError(f"spec: expected one of this engine to bind, got a description: {self}")
+
+
+def describe(info: EngineTransferInfo) -> EnginePart:
+    """An engine as its peers get to know it."""
+    specs = list(dict.fromkeys(info.specs.values()))
+    number = {spec: i for i, spec in enumerate(specs)}
+    return EnginePart(
+        info.engine_id,
+        [_spec_part(spec) for spec in specs],
+        [(name, number[spec]) for name, spec in info.specs.items()],
+        info.layout.order,
+        info.policy,
+        info.block_size,
+        list(info.num_blocks),
+        info.kernel_block_size,
+        info.tp_size,
+        info.cp_size,
+        info.cp_interleave,
+        [(stage.start, stage.stop) for stage in info.stages],
+        list(info.advertised_block_bytes),
+    )
+
+
+def _spec_part(spec: CacheSpec) -> SpecPart:
+    segments = [
+        SegmentPart(segment.name, [_field_part(f) for f in segment.fields], segment.join)
+        for segment in spec.segments
+    ]
+    return SpecPart(spec.kind, segments, spec.window)
+
+
+def _field_part(field: Field) -> FieldPart:
+    axes = [AxisPart(axis.name, axis.extent, axis.logical) for axis in field.axes]
+    cut = field.shard
+    shard = ShardPart(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
+    return FieldPart(field.name, axes, str(field.dtype).removeprefix("torch."), shard)
+
+
+def engine_of(part: EnginePart, peer: EngineTransferInfo) -> EngineTransferInfo:
+    """The engine that a message describes.
+
+    Args:
+        part: The message, of which nothing is believed.
+        peer: The engine that is to plan with it.
+
+    Raises:
+        ValueError: A description that contradicts itself, or sizes that no plan could be made for.
+        TypeError: A dtype that a cache can't hold.
+    """
+    info = described_engine(part)
+    expect_plannable(info, peer)
+    return info
+
+
+def described_engine(part: EnginePart) -> EngineTransferInfo:
+    """The engine that a description is of, whoever may plan with it.
+
+    Raises:
+        ValueError: A description that contradicts itself.
+        TypeError: A dtype that a cache can't hold.
+    """
+    specs = [_spec(spec) for spec in part.specs]
+    names = [name for name, _ in part.layers]
+    expect(len(set(names)) == len(names), "layers", "distinct names", names)
+    highest = max(number for _, number in part.layers)
+    expect(highest < len(specs), "layers", f"numbers of {len(specs)} specs", highest)
+    return EngineTransferInfo(
+        part.engine_id,
+        {name: specs[number] for name, number in part.layers},
+        KVCacheLayout(part.layout),
+        cast(PoolPolicy, part.policy),
+        part.block_size,
+        tuple(part.num_blocks),
+        kernel_block_size=part.kernel_block_size,
+        tp_size=part.tp_size,
+        cp_size=part.cp_size,
+        cp_interleave=part.cp_interleave,
+        stages=tuple(Interval(*stage) for stage in part.stages),
+        advertised_block_bytes=tuple(part.advertised_block_bytes),
+    )
+
+
+def expect_plannable(info: EngineTransferInfo, peer: EngineTransferInfo) -> None:
+    """Raises `ValueError` where an engine has too many ranks for a plan, or blocks meet too rarely.
+
+    Args:
+        info: The engine that is not believed.
+        peer: The one that is to plan with it.
+    """
+    ranks, name = info.world_size, f"ranks of {info.engine_id}"
+    expect(ranks <= MAX_RANKS, name, f"at most {MAX_RANKS}", ranks)
+    period = lcm(info.block_size * info.cp_size, peer.block_size * peer.cp_size)
+    name = f"block sizes of {info.engine_id} and {peer.engine_id}"
+    expect(period <= MAX_PERIOD, name, f"ones that meet within {MAX_PERIOD} tokens", period)
+
+
+def _spec(part: SpecPart) -> DescribedSpec:
+    segments = tuple(
+        Segment(segment.name, tuple(_field(f) for f in segment.fields), segment.join)
+        for segment in part.segments
+    )
+    return DescribedSpec(part.kind, segments, part.window)
+
+
+def _field(part: FieldPart) -> Field:
+    expect(part.dtype in DTYPES, f"{part.name}.dtype", f"one of {[*DTYPES]}", part.dtype)
+    axes = tuple(
+        Axis(axis.name, axis.extent, cast(Literal["H", "N", "C"], axis.logical))
+        for axis in part.axes
+    )
+    cut = part.shard
+    shard = Shard(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
+    return Field(part.name, axes, DTYPES[part.dtype], shard)
+
+
+def check_regions(
+    info: EngineTransferInfo, rank: int, regions: Sequence[Region]
+) -> dict[int, Region]:
+    """The storages of a rank, by pool.
+
+    Raises:
+        ValueError: Other pools than the rank has, other sizes than its engine implies, addresses
+            beyond 63 bits, pools that overlap, or different kinds of memory.
+    """
+    name = f"regions of {info.engine_id} rank {rank}"
+    expected = info.rank_cache(rank).pool_bytes
+    got = {region.pool: region.nbytes for region in regions}
+    alike = len(got) == len(regions) and got == dict(expected)
+    expect(alike, name, f"pools of {dict(expected)} bytes", got)
+    largest = max(got.values(), default=0)
+    expect(largest < MAX_POOL_BYTES, name, f"fewer than {MAX_POOL_BYTES} bytes", largest)
+    kinds = {(region.memory, region.device) for region in regions}
+    expect(len(kinds) <= 1, name, "one kind of memory on one device", kinds)
+    end = 0
+    for region in sorted(regions, key=lambda region: region.address):
+        stop = region.address + region.nbytes
+        apart = region.address >= end and stop < MAX_ADDRESS
+        more = f"separate ones below {MAX_ADDRESS:#x}"
+        expect(apart, name, more, f"{region.address:#x} to {stop:#x} after {end:#x}")
+        end = stop
+    return {region.pool: region for region in regions}
+
+
+def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:
+    """Block ids from a message."""
+    return [BlockIds(part.ids, part.first) for part in parts]
+
+
+def blocks_of(tables: Sequence[BlockIds]) -> list[Blocks]:
+    """Block ids as a message."""
+    return [Blocks(blocks.ids.tolist(), blocks.first) for blocks in tables]
+
+
+def addresses(regions: Mapping[int, Region]) -> dict[int, int]:
+    """Pool -> address, as `CopyPlan.rows` takes it."""
+    return {pool: region.address for pool, region in regions.items()}

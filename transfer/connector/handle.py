@@ -1,0 +1,100 @@
+"""What a caller asks for, and what it holds while that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int32
+
+from blockstride.kernels.checks import expect
+from blockstride.transfer.connector.errors import TransferError
+from blockstride.transfer.request import BlockIds
+
+BlockLists = list[Int32[np.ndarray, " blocks"]]
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """One sequence to take over.
+
+    Attributes:
+        request_id: The name under which the producer offers it.
+        num_tokens: Its tokens.
+        local: Blocks to fill, one entry for each group.
+        sources: Engines that offer it, the first choice first.
+        deadline_seconds: Time for all of it, retries included.
+        push: Whether the producer writes, instead of this rank reading.
+    """
+
+    request_id: str
+    num_tokens: int
+    local: Sequence[BlockIds]
+    sources: tuple[str, ...]
+    deadline_seconds: float = 30.0
+    push: bool = False
+
+    def __post_init__(self) -> None:
+        expect(0 < len(self.request_id) <= 256, "request_id", "1 to 256 letters", self.request_id)
+        expect(len(self.sources) > 0, "sources", "at least one engine", self.sources)
+        expect(self.deadline_seconds > 0, "deadline_seconds", "more than 0", self.deadline_seconds)
+
+
+@dataclass(eq=False)
+class ReadHandle:
+    """A request under way, for any thread.
+
+    `done` comes first: the outcome is known. `settled` comes with it or later: nothing writes to
+    the request's blocks any more. Blocks of a failed request must not be given to anybody else
+    before that.
+
+    Attributes:
+        request: What was asked for.
+        error: Why it failed; None while it runs and when it succeeded.
+        invalid_blocks: Blocks of each group that don't hold what they should; none after success.
+        source: The engine that it came from; "" before success.
+    """
+
+    request: ReadRequest
+    error: TransferError | None = None
+    invalid_blocks: BlockLists = field(default_factory=list)
+    source: str = ""
+    _done: threading.Event = field(default_factory=threading.Event, repr=False)
+    _settled: threading.Event = field(default_factory=threading.Event, repr=False)
+    _abort: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._done.is_set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing writes to its blocks any more."""
+        return self._settled.is_set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits for the outcome.
+
+        Args:
+            seconds: How long; None for the deadline of the request, which it never exceeds by much.
+
+        Raises:
+            TransferError: The request failed.
+            TimeoutError: It is not done yet.
+        """
+        longest = self.request.deadline_seconds + 5.0 if seconds is None else seconds
+        if not self._done.wait(longest):
+            raise TimeoutError(f"request {self.request.request_id!r}: not done in {longest} s")
+        if self.error is not None:
+            raise self.error
+
+    def wait_settled(self, seconds: float) -> bool:
+        """Waits until the blocks may be used for something else; returns whether they may."""
+        return self._settled.wait(seconds)
+
+    def abort(self) -> None:
+        """Gives the request up, if it is not done; its blocks are free once it has settled."""
+        self._abort()

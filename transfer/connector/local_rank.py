@@ -1,0 +1,175 @@
+"""A local rank: its agent, its registered pools, and the thread that moves bytes within it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from secrets import token_hex
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from blockstride.kernels.checks import expect
+from blockstride.transfer.connector.agent import TransferAgent
+from blockstride.transfer.connector.counters import Counters
+from blockstride.transfer.connector.parts import Region
+from blockstride.transfer.connector.posting import Operation, PreparedCopy
+from blockstride.transfer.connector.settings import ConnectorSettings
+from blockstride.transfer.connector.staging import StagingArea
+from blockstride.transfer.copy_plan import Indices
+from blockstride.transfer.engine_info import EngineTransferInfo
+
+BUSY_SECONDS = 0.001
+"""Pause between two looks at NIXL while a peer may need them."""
+
+IDLE_SECONDS = 0.02
+"""The same while nobody is connected."""
+
+SPIN_SECONDS = 0.002
+"""For so long a new posting is looked at without any pause."""
+
+
+def agent_prefix(engine_id: str, rank: int) -> str:
+    """What the names of a rank's agents begin with; the rest tells its lives apart."""
+    return f"{engine_id}/{rank}/"
+
+
+class LocalRank:
+    """What serving and reading have in common: one rank's memory, and who may copy it.
+
+    Args:
+        info: The engine.
+        rank: The rank.
+        pools: Pool -> its storage.
+        settings: Settings.
+
+    Raises:
+        ValueError: Other pools than the engine implies, or storages of other sizes.
+    """
+
+    def __init__(
+        self,
+        info: EngineTransferInfo,
+        rank: int,
+        pools: Mapping[int, Tensor],
+        settings: ConnectorSettings,
+    ) -> None:
+        sizes = {pool: storage.numel() for pool, storage in pools.items()}
+        wanted = dict(info.rank_cache(rank).pool_bytes)
+        expect(sizes == wanted, "pools", f"storages of {wanted} bytes", sizes)
+        for pool, storage in pools.items():
+            expect(storage.dtype == torch.int8, f"pool {pool}", torch.int8, storage.dtype)
+        self.info, self.rank, self.settings = info, rank, settings
+        self.pools = dict(pools)
+        self.counters = Counters()
+        self.agent = TransferAgent(
+            agent_prefix(info.engine_id, rank) + token_hex(8),
+            progress_thread=settings.progress_thread,
+            num_threads=settings.num_threads,
+        )
+        self.registration = self.agent.register(self.pools)
+        self._copier = ThreadPoolExecutor(1, "blockstride-copy")
+        self._fresh_until = 0.0
+
+    @property
+    def regions(self) -> dict[int, Region]:
+        """Where the pools are."""
+        return self.registration.regions
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pools are."""
+        return next((p.device for p in self.pools.values()), torch.device("cpu"))
+
+    def area(self, info: EngineTransferInfo, rank: int) -> StagingArea:
+        """A new staging area, registered.
+
+        Raises:
+            ValueError: One that is larger than the settings allow.
+        """
+        return StagingArea(self.agent, info, rank, self.settings.max_staging_bytes, self.device)
+
+    async def keep_moving(self, is_live: Callable[[], bool]) -> None:
+        """Lets NIXL work for ever, often while it has something to do.
+
+        Args:
+            is_live: Whether peers may need this rank's agent.
+        """
+        while True:
+            self.agent.progress()
+            if monotonic() < self._fresh_until:
+                await asyncio.sleep(0)
+            else:
+                busy = self.agent.unfinished() or is_live()
+                await asyncio.sleep(BUSY_SECONDS if busy else IDLE_SECONDS)
+
+    def copy(self, function: Callable[..., None], *arguments: object) -> asyncio.Future[None]:
+        """Runs a copy within this process beside everything else; copies run one after another."""
+
+        def run() -> None:
+            with self.counters.timing("convert_seconds"):
+                function(*arguments)
+                if self.device.type == "cuda":
+                    # NIXL doesn't know streams
+                    torch.cuda.synchronize(self.device)
+
+        return asyncio.get_running_loop().run_in_executor(self._copier, run)
+
+    async def move(
+        self,
+        operation: Operation,
+        prepared: PreparedCopy,
+        indices: Indices,
+        touching: set[asyncio.Future[None]],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Moves what a request says, chunk after chunk.
+
+        Args:
+            operation: `READ` or `WRITE`.
+            prepared: The lists.
+            indices: Descriptors of both.
+            touching: Gets a future for each posting, which is done once that has stopped, whatever
+                becomes of this call.
+            is_wanted: Asked before each chunk; when it says no, the rest is left out.
+
+        Raises:
+            TransferError: NIXL's failure.
+        """
+        counters = self.counters
+        with counters.timing("plan_seconds"):
+            chunks = list(prepared.chunks(indices, self.settings.chunk_bytes))
+        for chunk in chunks:
+            if not is_wanted():
+                return
+            stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            with counters.timing("post_seconds"):
+                posting = prepared.post(operation, chunk)
+            if not posting.stopped:
+                self._fresh_until = monotonic() + SPIN_SECONDS
+                touching.add(stopped)
+                posting.when_stopped = lambda future=stopped: _resolve(future, touching)
+                with counters.timing("wait_seconds"):
+                    await asyncio.shield(stopped)
+            else:
+                # others have their turn between two chunks
+                await asyncio.sleep(0)
+            if posting.error is not None:
+                raise posting.error
+            counters.nbytes += chunk.nbytes
+            counters.descriptors += len(chunk.indices.local)
+            counters.predicted += chunk.merged
+            counters.merged += posting.merged or 0
+
+    def close(self, grace_seconds: float) -> None:
+        """Ends the agent, after which nothing touches the pools any more."""
+        self._copier.shutdown(wait=True)
+        self.agent.close(grace_seconds)
+
+
+def _resolve(future: asyncio.Future[None], touching: set[asyncio.Future[None]]) -> None:
+    touching.discard(future)
+    if not future.done():
+        future.set_result(None)

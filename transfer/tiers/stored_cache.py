@@ -1,0 +1,160 @@
+"""A stored cache: one sequence's blocks in an order that knows no rank.
+
+To the planner it is an engine of one rank, whose blocks are numbered in the order of the sequence:
+heads outermost within a block, then layers, so that whatever range of heads another engine's rank
+holds is one run of each block. Saving is that engine reading from the ranks of the one that saves,
+loading is the other way round, and nothing here computes an offset within a block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from blockstride.kernels.checks import expect
+from blockstride.layouts import NULL_BLOCK, CacheGroup, KVCacheLayout, group_layers
+from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.request import BlockIds
+from blockstride.transfer.topology import TransferTopology
+
+CANONICAL_LAYOUT = KVCacheLayout("BHLNC")
+CANONICAL_ID = "stored cache"
+
+
+def stored_blocks(group: CacheGroup, block_size: int, num_tokens: int, num_states: int) -> range:
+    """Positions of a group's blocks that are stored: those that must live, or one a state."""
+    if not group.spec.has_tokens:
+        return range(num_states)
+    return group.spec.live_blocks(num_tokens, block_size)
+
+
+def canonical_engine(
+    engine: EngineTransferInfo, num_tokens: int, num_states: int = 1
+) -> EngineTransferInfo:
+    """The engine of one rank that just holds one sequence of another engine.
+
+    Args:
+        engine: The other engine, whose specs and block size it has.
+        num_tokens: Tokens of the sequence.
+        num_states: States that each group without tokens keeps: 1, and more with snapshots.
+
+    Raises:
+        ValueError: No token, or no state.
+    """
+    expect(num_tokens > 0, "num_tokens", "at least 1", num_tokens)
+    expect(num_states > 0, "num_states", "at least 1", num_states)
+    groups = group_layers(engine.specs, "split")
+    sizes = engine.block_size, num_tokens, num_states
+    return EngineTransferInfo(
+        CANONICAL_ID,
+        engine.specs,
+        CANONICAL_LAYOUT,
+        "split",
+        engine.block_size,
+        tuple(NULL_BLOCK + 1 + len(stored_blocks(group, *sizes)) for group in groups),
+    )
+
+
+def arrange(engine: EngineTransferInfo, start: int) -> tuple[dict[int, int], int]:
+    """Puts the pools of a canonical engine one after the other.
+
+    Nobody touches a null block, so that of a pool lies on whatever comes before the pool. Small
+    blocks come first, since only the first null block may find nothing to lie on.
+
+    Args:
+        engine: The engine.
+        start: Where free space begins, in bytes.
+
+    Returns:
+        Pool -> where its null block begins; and where everything ends.
+    """
+    first, end = {}, start
+    for pool in sorted(range(len(engine.block_bytes)), key=engine.block_bytes.__getitem__):
+        size = engine.block_bytes[pool]
+        first[pool] = max(0, end - size)
+        end = first[pool] + size * engine.num_blocks[pool]
+    return first, end
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the bytes of a stored cache are, in NIXL's terms.
+
+    Attributes:
+        memory: Kind of memory.
+        backend: The plugin that reaches it.
+        device: Device number; of a file its descriptor.
+        addresses: Pool -> address of its null block; in a file, its offset.
+        start: Address of the first byte of all.
+        nbytes: Size of all.
+    """
+
+    memory: Literal["DRAM", "FILE"]
+    backend: Literal["UCX", "POSIX"]
+    device: int
+    addresses: Mapping[int, int]
+    start: int
+    nbytes: int
+
+
+def writing_ranks(canonical: EngineTransferInfo, engine: EngineTransferInfo) -> tuple[int, ...]:
+    """Ranks of an engine that a stored cache takes anything from: of replicas, one."""
+    topology = TransferTopology(canonical)
+    topology.register_remote_engine(engine)
+    return topology.handshake_target_ranks(engine.engine_id)
+
+
+class StoredCache(ABC):
+    """What is stored of one sequence.
+
+    Args:
+        engine: What `canonical_engine` made of the engine that saved it.
+        num_tokens: Tokens of the sequence.
+        num_states: States that each group without tokens keeps.
+    """
+
+    def __init__(self, engine: EngineTransferInfo, num_tokens: int, num_states: int) -> None:
+        self.engine, self.num_tokens, self.num_states = engine, num_tokens, num_states
+
+    @cached_property
+    def blocks(self) -> list[BlockIds]:
+        """Its blocks, a table for each group of its engine: in order, from 1."""
+        sizes = self.engine.block_size, self.num_tokens, self.num_states
+        tables = []
+        for group in self.engine.groups:
+            positions = stored_blocks(group, *sizes)
+            ids = NULL_BLOCK + 1 + np.arange(len(positions), dtype=np.int32)
+            tables.append(BlockIds(ids, positions.start))
+        return tables
+
+    @property
+    @abstractmethod
+    def place(self) -> Place:
+        """Where its bytes are.
+
+        Raises:
+            ValueError: It is closed.
+        """
+
+    @abstractmethod
+    def expect_readable(self) -> None:
+        """Raises unless every rank has written its part and the bytes are still those."""
+
+    @abstractmethod
+    def expect_writable(self) -> None:
+        """Raises unless a rank may write its part."""
+
+    @abstractmethod
+    def mark_written(self, rank: int) -> None:
+        """Takes note that a rank of the engine that saves has written its part."""
+
+
+def expect_all_written(missing: Iterable[int]) -> None:
+    """Raises `ValueError` if the parts of any ranks are missing."""
+    ranks = [*missing]
+    expect(not ranks, "stored cache", "the parts of all ranks", f"none of ranks {ranks}")
