@@ -164,7 +164,8 @@ def test_keys_and_queries_turn_by_the_angles_of_their_tokens(half, dtype, assert
     kept = inputs["key"].clone()
     expected = [turned(x, angles).to(dtype) for x in (query, inputs["key"])]
     turned_keys, plain_values = keys.clone(), values.clone()
-    kv_cache_update(**(inputs | {"key": expected[1]}), key_cache=keys, value_cache=values)
+    rotated: dict[str, Any] = inputs | {"key": expected[1]}
+    kv_cache_update(**rotated, key_cache=keys, value_cache=values)
     kv_cache_update(
         **inputs, key_cache=turned_keys, value_cache=plain_values,
         rotary=(angles.cos(), angles.sin()), query=query,
