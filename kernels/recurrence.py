@@ -74,3 +74,57 @@ def expect_recurrence(
         expect_tensor(z, "z", by_channel, FLOATS, device)
     if out is not None:
         expect_tensor(out, "out", by_channel, (x.dtype,), device)
+
+
+def expect_head_recurrence(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """Raise unless tokens, parameters and states of a recurrence by heads (Mamba-2) fit each other.
+
+    Args:
+        x: Inputs `[*tokens, num_heads, head_dim]`.
+        dt: `[*tokens, num_heads]`.
+        A: `[num_heads]`.
+        B: `[*tokens, num_groups, d_state]`.
+        C: Shaped as `B`.
+        ssm_state: `[num_blocks, num_heads, head_dim, d_state]`.
+        D: `[num_heads]`.
+        z: Shaped as `x`.
+        dt_bias: `[num_heads]`.
+        out: Shaped as `x`, of its dtype.
+
+    Raises:
+        ValueError: A shape, a device or the number of groups does not fit, or there are more states
+            than a kernel has.
+        TypeError: A dtype is not accepted.
+    """
+    *tokens, num_heads, head_dim = x.shape
+    num_groups, d_state = B.shape[-2:]
+    shape, device = (*tokens, num_heads, head_dim), x.device
+    expect_tensor(x, "x", shape, FLOATS, device)
+    expect_tensor(dt, "dt", (*tokens, num_heads), FLOATS, device)
+    expect_tensor(A, "A", (num_heads,), FLOAT32, device)
+    expect_tensor(B, "B", (*tokens, num_groups, d_state), FLOATS, device)
+    expect_tensor(C, "C", (*tokens, num_groups, d_state), FLOATS, device)
+    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
+    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
+        if vector is not None:
+            expect_tensor(vector, name, (num_heads,), FLOATS, device)
+    if z is not None:
+        expect_tensor(z, "z", shape, FLOATS, device)
+    if out is not None:
+        expect_tensor(out, "out", shape, (x.dtype,), device)
+    if num_groups == 0 or num_heads % num_groups:
+        expect(False, "B", f"groups that divide {num_heads} heads", num_groups)
+    if not 1 <= d_state <= MAX_D_STATE:
+        expect(False, "B", f"from 1 to {MAX_D_STATE} states", d_state)

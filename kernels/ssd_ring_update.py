@@ -5,7 +5,7 @@ from torch import Tensor
 
 from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor
 from blockstride.kernels.dispatch import implementation, runs_on_triton
-from blockstride.kernels.recurrence import MAX_D_STATE
+from blockstride.kernels.recurrence import MAX_D_STATE, expect_head_recurrence
 from blockstride.kernels.state_ring import StateRing
 
 MAX_RING_LENGTH = 16
@@ -58,25 +58,8 @@ def ssd_ring_update(
 
     Source: Dao and Gu, "Transformers are SSMs", 6: the quadratic form, over the tokens of a ring.
     """
-    num_seqs, num_heads, head_dim = x.shape
-    num_groups, d_state = B.shape[1:]
-    device, rows = x.device, (num_seqs, num_heads, head_dim)
-    expect_tensor(x, "x", rows, FLOATS, device)
-    expect_tensor(dt, "dt", (num_seqs, num_heads), FLOATS, device)
-    expect_tensor(A, "A", (num_heads,), FLOAT32, device)
-    expect_tensor(B, "B", (num_seqs, num_groups, d_state), FLOATS, device)
-    expect_tensor(C, "C", (num_seqs, num_groups, d_state), FLOATS, device)
-    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
-        if vector is not None:
-            expect_tensor(vector, name, (num_heads,), FLOATS, device)
-    if z is not None:
-        expect_tensor(z, "z", rows, FLOATS, device)
-    if out is not None:
-        expect_tensor(out, "out", rows, (x.dtype,), device)
-    if num_groups == 0 or num_heads % num_groups:
-        expect(False, "B", f"groups that divide {num_heads} heads", num_groups)
-    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
-    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    num_seqs, num_groups = len(x), B.shape[1]
+    expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
     run = implementation("ssd_ring_update", "ssd_ring_update", runs_on_triton(x))
     return run(

@@ -6,15 +6,13 @@ from torch import Tensor
 from blockstride.kernels.checkpoints import expect_checkpoints
 from blockstride.kernels.checks import (
     BOOL,
-    FLOAT32,
-    FLOATS,
     INT32,
     expect,
     expect_query_start_loc,
     expect_tensor,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
-from blockstride.kernels.recurrence import MAX_D_STATE
+from blockstride.kernels.recurrence import expect_head_recurrence
 
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 MAX_HEAD_DIM = 256
@@ -84,29 +82,15 @@ def ssd_scan(
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
     Structured State Space Duality", 6.
     """
-    num_tokens, num_heads, head_dim = x.shape
-    num_groups, d_state = B.shape[1:]
+    num_tokens, _, head_dim = x.shape
     (num_seqs,), device = state_indices.shape, x.device
-    expect_tensor(x, "x", (num_tokens, num_heads, head_dim), FLOATS, device)
-    expect_tensor(dt, "dt", (num_tokens, num_heads), FLOATS, device)
-    expect_tensor(A, "A", (num_heads,), FLOAT32, device)
-    expect_tensor(B, "B", (num_tokens, num_groups, d_state), (x.dtype,), device)
-    expect_tensor(C, "C", (num_tokens, num_groups, d_state), (x.dtype,), device)
-    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
-    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
+    expect_tensor(B, "B", tuple(B.shape), (x.dtype,), device)
+    expect_tensor(C, "C", tuple(C.shape), (x.dtype,), device)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, device)
     expect_query_start_loc(query_start_loc, num_tokens)
-    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
-        if vector is not None:
-            expect_tensor(vector, name, (num_heads,), FLOATS, device)
-    for tensor, name, dtypes in ((z, "z", FLOATS), (out, "out", (x.dtype,))):
-        if tensor is not None:
-            expect_tensor(tensor, name, (num_tokens, num_heads, head_dim), dtypes, device)
-    is_split = num_groups > 0 and num_heads % num_groups == 0
-    expect(is_split, "B", f"groups that divide {num_heads} heads", num_groups)
-    expect(1 <= d_state <= MAX_D_STATE, "B", f"from 1 to {MAX_D_STATE} states", d_state)
     expect(1 <= head_dim <= MAX_HEAD_DIM, "x", f"heads of 1 to {MAX_HEAD_DIM}", head_dim)
     expect(chunk_size in CHUNK_SIZES, "chunk_size", f"one of {CHUNK_SIZES}", chunk_size)
     expect_checkpoints(checkpoint_tokens, checkpoint_indices, x)

@@ -3,9 +3,9 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor
+from blockstride.kernels.checks import INT32, expect_tensor
 from blockstride.kernels.dispatch import implementation, runs_on_triton
-from blockstride.kernels.recurrence import MAX_D_STATE, expect_new_tokens
+from blockstride.kernels.recurrence import expect_head_recurrence, expect_new_tokens
 
 
 def ssd_state_update(
@@ -56,30 +56,10 @@ def ssd_state_update(
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
     Structured State Space Duality", 6 and 7.
     """
-    num_seqs, *num_new, num_heads, head_dim = x.shape
-    num_groups, d_state = B.shape[-2:]
-    tokens, device = (num_seqs, *num_new), x.device
-    shape = (*tokens, num_heads, head_dim)
-    expect_tensor(x, "x", shape, FLOATS, device)
-    expect_tensor(dt, "dt", (*tokens, num_heads), FLOATS, device)
-    expect_tensor(A, "A", (num_heads,), FLOAT32, device)
-    expect_tensor(B, "B", (*tokens, num_groups, d_state), FLOATS, device)
-    expect_tensor(C, "C", (*tokens, num_groups, d_state), FLOATS, device)
-    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
-    expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
-    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
-    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
-        if vector is not None:
-            expect_tensor(vector, name, (num_heads,), FLOATS, device)
-    if z is not None:
-        expect_tensor(z, "z", shape, FLOATS, device)
-    if out is not None:
-        expect_tensor(out, "out", shape, (x.dtype,), device)
+    num_seqs, *num_new, _, _ = x.shape
+    expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
+    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_new_tokens(num_new)
-    if num_groups == 0 or num_heads % num_groups:
-        expect(False, "B", f"groups that divide {num_heads} heads", num_groups)
-    if not 1 <= d_state <= MAX_D_STATE:
-        expect(False, "B", f"from 1 to {MAX_D_STATE} states", d_state)
     run = implementation("ssd_state_update", "ssd_state_update", runs_on_triton(x))
     return run(
         x,
