@@ -2,12 +2,14 @@
 
 from blockstride.models.engine import Engine, EngineConfig, SamplingParams
 from blockstride.models.jamba import CacheDtypes, JambaConfig, JambaModel
-from blockstride.models.llm import LLM, Completion
+from blockstride.models.llm import LLM, DistributedLLM
+from blockstride.models.text_generator import Completion
 
 __all__ = [
     "LLM",
     "CacheDtypes",
     "Completion",
+    "DistributedLLM",
     "Engine",
     "EngineConfig",
     "JambaConfig",

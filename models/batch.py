@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
@@ -26,6 +27,11 @@ class GroupTable:
     def state_indices(self) -> Int32[Tensor, " num_seqs"]:
         """State block of each sequence: the first and only column of a state group's table."""
         return self.block_table[:, 0]
+
+    def to(self, device: torch.device) -> GroupTable:
+        """The same on a device; itself if it is there."""
+        slots = None if self.slot_mapping is None else self.slot_mapping.to(device)
+        return GroupTable(self.block_table.to(device), slots)
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,18 @@ class StepBatch:
     max_query_len: int
     is_decode: bool
     schedules: dict[int, AttentionSchedule | None] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> StepBatch:
+        """The same on a device, without schedules; itself if it is there."""
+        if self.token_ids.device == device:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            query_start_loc=self.query_start_loc.to(device),
+            seq_lens=self.seq_lens.to(device),
+            has_initial_state=self.has_initial_state.to(device),
+            tables=tuple(table.to(device) for table in self.tables),
+            logits_rows=self.logits_rows.to(device),
+            schedules={},
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,8 +12,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.layouts import Interval
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Part(NamedTuple):
+    """Some rows, columns, ... of a tensor."""
+
+    dim: int
+    interval: Interval
 
 
 class Checkpoint:
@@ -47,8 +55,16 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._shard_of
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor called `name`, checked against `shape`, as `dtype`.
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None
+    ) -> Tensor:
+        """The tensor called `name`, or a part of it, as `dtype`.
+
+        Args:
+            name: Its name.
+            shape: The shape that the whole tensor must have.
+            dtype: What it is converted to.
+            part: What to read; nothing else of the file is.
 
         Raises:
             ValueError: It is missing, has another shape, or its shard is missing or damaged.
@@ -58,10 +74,12 @@ class Checkpoint:
         if file not in self._open:
             self._open[file] = _open_shard(self.path / file)
         try:
-            tensor = self._open[file].get_tensor(name)
+            stored = self._open[file].get_slice(name)
+            got = tuple(stored.get_shape())
+            expect(got == shape, name, f"shape {shape}", got)
+            tensor = stored[_index(part)] if part else self._open[file].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{file}: expected a tensor {name}, got {error}") from error
-        expect(tuple(tensor.shape) == shape, name, f"shape {shape}", tuple(tensor.shape))
         self.unread.discard(name)
         return tensor.to(dtype)
 
@@ -81,6 +99,10 @@ class Checkpoint:
     def close(self) -> None:
         """Lets go of the shards."""
         self._open.clear()
+
+
+def _index(part: Part) -> tuple[slice, ...]:
+    return (*[slice(None)] * part.dim, slice(*part.interval))
 
 
 def read_json(file: Path) -> dict[str, Any]:

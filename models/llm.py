@@ -1,65 +1,30 @@
-"""LLM: prompts in, text out, from a Hugging Face checkpoint folder."""
+"""LLM: a model in this process. DistributedLLM: the same in processes of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from tokenizers import Tokenizer
 
 from blockstride.kernels.checks import expect
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.engine import Engine, EngineConfig, Request, SamplingParams, TokenEvent
-from blockstride.models.engine.request import FinishReason
-from blockstride.models.jamba import CacheDtypes, JambaModel
-from blockstride.models.text_stream import TextStream
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-}
-
-LONG_PROMPT = 4096
-"""Tokens from which a single prompt gets a progress bar."""
+from blockstride.models.distributed import Deployment
+from blockstride.models.engine import Engine, EngineConfig
+from blockstride.models.model_options import ModelOptions, default_device
+from blockstride.models.text_generator import TextGenerator
+from blockstride.transfer.connector import ConnectorSettings
 
 
-@dataclass(frozen=True)
-class Completion:
-    """What became of a prompt.
-
-    Attributes:
-        prompt: The prompt.
-        text: Its continuation, without the stop text that ended it.
-        token_ids: The tokens generated, an end token included.
-        num_prompt_tokens: Tokens of the prompt.
-        finish_reason: `"stop"`, `"length"` or `"abort"`.
-    """
-
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    finish_reason: FinishReason
-
-
-class LLM:
-    """A model with its tokenizer and engine.
+class LLM(TextGenerator[Engine]):
+    """A model with its tokenizer and engine, in this process.
 
     Args:
         path: Hugging Face checkpoint folder of a Jamba model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`, or `"auto"`: the checkpoint's on a GPU,
-            float32 on a CPU, where narrower types are slower.
+        dtype: See `ModelOptions`.
         device: Where to run; a GPU when there is one and this is None.
-        kv_cache_dtype: What keys and values are cached as, also `"float8_e4m3fn"`; `"auto"` as
-            `dtype`.
-        conv_order: Memory order of convolution states, `"DS"` or `"SD"`.
+        kv_cache_dtype: See `ModelOptions`.
+        conv_order: Likewise.
         config: Layout, policy and sizes of the engine.
 
     Raises:
@@ -77,160 +42,65 @@ class LLM:
         conv_order: str = "DS",
         config: EngineConfig | None = None,
     ) -> None:
-        checkpoint = Checkpoint(path)
-        self.tokenizer: Tokenizer = checkpoint.tokenizer()
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        compute = _compute_dtype(dtype, checkpoint.config, where)
-        cached = compute if kv_cache_dtype == "auto" else _dtype(kv_cache_dtype, "kv_cache_dtype")
-        self.model = JambaModel(
-            checkpoint,
-            dtype=compute,
-            device=where,
-            dtypes=CacheDtypes(kv=cached, conv=compute),
-            conv_order=conv_order,
-        )
-        self.engine = Engine(self.model, config)
+        ranks = config.tp_size if config else 1
+        expect(ranks == 1, "tp_size", "1 in one process; DistributedLLM takes more", ranks)
+        options = ModelOptions(path, dtype, kv_cache_dtype, conv_order)
+        tokenizer = Checkpoint(path).tokenizer()
+        self.model = options.load(device)
+        super().__init__(tokenizer, Engine(self.model, config))
 
-    def generate(
+
+class DistributedLLM(TextGenerator[Deployment]):
+    """A model whose engines have a process for each rank, on this machine.
+
+    With prefill engines, prompts are computed there, and their caches handed over to decode engines
+    by NIXL; TP sizes, block sizes, layouts and policies may all differ. A request gives the same
+    tokens as in one engine, up to the rounding of sums that ranks share.
+
+    Use it as a context manager, or close it: the processes run until then, or until this one ends.
+
+    Args:
+        path: Hugging Face checkpoint folder of a Jamba model.
+        prefill: One engine or several that compute prompts; none: decode engines do.
+        decode: One engine or several that continue them.
+        dtype: See `ModelOptions`.
+        device: `"cpu"` or `"cuda"`; a GPU when there is one and this is None.
+        kv_cache_dtype: See `ModelOptions`.
+        conv_order: Likewise.
+        transfer: How sequences are handed over; None for the defaults.
+        answer_seconds: How long an engine that has something to do may say nothing, before it is
+            given up and others do its work.
+
+    Raises:
+        ValueError: As `LLM`, or a model that can't be cut into so many ranks.
+        EngineDiedError: A process ended before it was ready.
+        TimeoutError: An engine wasn't ready in `answer_seconds`.
+    """
+
+    def __init__(
         self,
-        prompts: str | Sequence[str],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        path: str | Path,
         *,
-        progress: bool = False,
-    ) -> list[Completion]:
-        """Continues every prompt; they run together, as many as the engine holds.
-
-        Args:
-            prompts: One prompt or several.
-            params: How to continue them: one for all, or one each.
-            progress: Show a bar on standard error when there are several prompts or a long one.
-
-        Returns:
-            One completion a prompt, in order.
-
-        Raises:
-            ValueError: A prompt is empty or longer than the cache; nothing has run then.
-        """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not isinstance(params, Sequence):
-            params = [params or SamplingParams()] * len(prompts)
-        expect(
-            len(params) == len(prompts), "params", f"one for each of {len(prompts)}", len(params)
+        prefill: EngineConfig | Sequence[EngineConfig] = (),
+        decode: EngineConfig | Sequence[EngineConfig] = EngineConfig(),  # noqa: B008 (frozen)
+        dtype: str = "auto",
+        device: str | None = None,
+        kv_cache_dtype: str = "auto",
+        conv_order: str = "DS",
+        transfer: ConnectorSettings | None = None,
+        answer_seconds: float = 300.0,
+    ) -> None:
+        tokenizer = Checkpoint(path).tokenizer()
+        deployment = Deployment(
+            ModelOptions(path, dtype, kv_cache_dtype, conv_order),
+            prefill=[prefill] if isinstance(prefill, EngineConfig) else prefill,
+            decode=[decode] if isinstance(decode, EngineConfig) else decode,
+            device=device or default_device(),
+            transfer=transfer,
+            answer_seconds=answer_seconds,
         )
-        streams = self._submit(prompts, params)
-        try:
-            with _Bar(progress, [stream.request for stream in streams.values()]) as bar:
-                for _ in self._run(streams):
-                    bar.update()
-        finally:
-            for stream in streams.values():
-                self.engine.abort(stream.request)
-        return [
-            Completion(
-                prompt,
-                stream.text,
-                tuple(stream.request.output_ids),
-                len(stream.request.prompt_ids),
-                stream.request.finish_reason or "abort",
-            )
-            for prompt, stream in zip(prompts, streams.values(), strict=True)
-        ]
+        super().__init__(tokenizer, deployment)
 
-    def stream(self, prompt: str, params: SamplingParams | None = None) -> Iterator[str]:
-        """Continues one prompt and yields its text piece by piece, as it is decided.
-
-        Closing the iterator ends the request.
-
-        Raises:
-            ValueError: The prompt is empty or longer than the cache.
-        """
-        streams = self._submit([prompt], [params or SamplingParams()])
-        return self._pieces(streams)
-
-    def _pieces(self, streams: dict[int, TextStream]) -> Iterator[str]:
-        try:
-            for piece in self._run(streams):
-                if piece:
-                    yield piece
-        finally:
-            for stream in streams.values():
-                self.engine.abort(stream.request)
-
-    def _submit(
-        self, prompts: Sequence[str], params: Sequence[SamplingParams]
-    ) -> dict[int, TextStream]:
-        """Queues all prompts or none."""
-        streams: dict[int, TextStream] = {}
-        try:
-            for prompt, param in zip(prompts, params, strict=True):
-                # a tokenizer may make a start token of it
-                expect(bool(prompt), "prompt", "some text", "an empty prompt")
-                request = self.engine.add_request(self.tokenizer.encode(prompt).ids, param)
-                streams[request.request_id] = TextStream(request, self.tokenizer)
-        except ValueError:
-            for stream in streams.values():
-                self.engine.abort(stream.request)
-            raise
-        return streams
-
-    def _run(self, streams: dict[int, TextStream]) -> Iterator[str]:
-        """Steps until all streams are done, with the text that each token, or step, decided."""
-        while any(stream.request.finish_reason is None for stream in streams.values()):
-            events: list[TokenEvent] = self.engine.step()
-            for event in events:
-                stream = streams.get(event.request.request_id)
-                if stream is None:
-                    continue
-                piece = stream.push(event.token_id)
-                if stream.stopped:
-                    self.engine.abort(event.request, "stop")
-                yield piece
-            if not events:
-                yield ""
-
-
-class _Bar:
-    """A progress bar over the prompt tokens and at most `max_tokens` of every request."""
-
-    def __init__(self, wanted: bool, requests: list[Request]) -> None:
-        self.requests = requests
-        long = any(len(request.prompt_ids) >= LONG_PROMPT for request in requests)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not (wanted and (len(requests) > 1 or long)),
-            transient=True,
-        )
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        self.task = self.progress.add_task(
-            "generating", total=sum(r.max_len for r in self.requests)
-        )
-        return self
-
-    def update(self) -> None:
-        """Shows how far the requests are; one that is finished counts whole."""
-        done = sum(r.max_len if r.finish_reason else r.num_cached for r in self.requests)
-        self.progress.update(self.task, completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-
-def _compute_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    if name != "auto":
-        dtype = _dtype(name, "dtype")
-        expect(dtype.itemsize > 1, "dtype", "float32, bfloat16 or float16", name)
-        return dtype
-    if device.type == "cpu":
-        return torch.float32
-    return DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
-
-
-def _dtype(name: str, argument: str) -> torch.dtype:
-    expect(name in DTYPES, argument, f"'auto' or one of {', '.join(DTYPES)}", repr(name))
-    return DTYPES[name]
+    def close(self) -> None:
+        """Ends all processes."""
+        self.engine.close()

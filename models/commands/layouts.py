@@ -17,20 +17,12 @@ from blockstride.kernels.checks import expect
 from blockstride.layouts import (
     CacheSpec,
     Field,
-    KVCacheLayout,
     PoolLayout,
     PoolPolicy,
-    choose_block_size,
-    plan_pools,
 )
-from blockstride.layouts.accounting import (
-    MAX_TOKENS,
-    GroupAccount,
-    account,
-    choose_num_blocks,
-    tokens_that_fit,
-)
+from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account, tokens_that_fit
 from blockstride.layouts.drawing import draw
+from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.hf_config import DTYPES, cache_specs, read_config
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -89,16 +81,16 @@ def _plan(
     args: argparse.Namespace, model: Mapping[str, CacheSpec], policy: str
 ) -> tuple[PoolLayout, ...]:
     """The pools of rank 0 in the memory that was given."""
-    layers = {name: spec.tp_shard(0, args.tp) for name, spec in model.items()}
-    choice: dict[str, Any] = {
-        "layout": KVCacheLayout.parse(args.layout),
-        "policy": policy,
-        "block_size": choose_block_size(model, policy, args.block_size),
-        "kernel_block_size": args.kernel_block_size,
-    }
-    memory = _nbytes(args.memory)
-    num_blocks = choose_num_blocks(layers, memory_bytes=memory, num_seqs=args.num_seqs, **choice)
-    return plan_pools(layers, num_blocks=num_blocks, **choice)
+    return plan_rank_pools(
+        model,
+        layout=args.layout,
+        policy=policy,
+        block_size=args.block_size,
+        memory_bytes=_nbytes(args.memory),
+        kernel_block_size=args.kernel_block_size,
+        num_seqs=args.num_seqs,
+        tp_size=args.tp,
+    )
 
 
 def _nbytes(text: str) -> int:

@@ -22,6 +22,7 @@ from blockstride.layouts import (
     group_layers,
 )
 from blockstride.models.commands.calibration import measure_cost_model
+from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.hf_config import cache_specs, read_config
 from blockstride.transfer import (
     CostModel,
@@ -130,38 +131,26 @@ def parse_engine(
         ValueError: An unknown key, a value that is not a number where one is needed, or sizes that
             the model can't have.
     """
-    given: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
-        fits = bool(equals) and key in ENGINE_KEYS
-        expect(fits, f"--{name}", f"key=value with a key of {', '.join(ENGINE_KEYS)}", repr(part))
-        given[key] = value
-
-    def number(key: str, default: int) -> int:
-        value = given.get(key, str(default))
-        expect(value.isdecimal() and int(value) > 0, f"--{name} {key}", "a positive number", value)
-        return int(value)
-
-    named = given.get("policy", "split")
+    keys = EngineKeys(f"--{name}", text, ENGINE_KEYS)
+    named = keys.text("policy", "split")
     expect(named in POLICIES, f"--{name} policy", " or ".join(POLICIES), repr(named))
     policy = POLICIES[named]
-    block_size = choose_block_size(specs, policy, number("block", 16))
+    block_size = choose_block_size(specs, policy, keys.number("block", 16))
     groups = group_layers(specs, policy)
     blocks = [2 * -(-num_tokens // block_size) if group.spec.has_tokens else 4 for group in groups]
     counts = [sum(blocks)] if policy == "unified" else blocks
-    kernel = number("kernel", 0) if "kernel" in given else None
-    stages = number("pp", 1)
+    stages = keys.number("pp", 1)
     return EngineTransferInfo(
         name,
         specs,
-        KVCacheLayout.parse(given.get("layout", "LBHNC")),
+        KVCacheLayout.parse(keys.text("layout", "LBHNC")),
         policy,
         block_size,
-        tuple(number("blocks", count) + 1 for count in counts),
-        kernel_block_size=kernel,
-        tp_size=number("tp", 1),
-        cp_size=number("cp", 1),
-        cp_interleave=number("interleave", 1),
+        tuple(keys.number("blocks", count) + 1 for count in counts),
+        kernel_block_size=keys.optional("kernel"),
+        tp_size=keys.number("tp", 1),
+        cp_size=keys.number("cp", 1),
+        cp_interleave=keys.number("interleave", 1),
         stages=even_stages(len(specs), stages) if stages > 1 else (),
     )
 

@@ -1,7 +1,17 @@
 """Engine: block manager, continuous batching, sampling."""
 
-from blockstride.models.engine.engine import Engine, EngineConfig, EngineStats, TokenEvent
+from blockstride.models.engine.config import EngineConfig
+from blockstride.models.engine.engine import Engine, TokenEvent
+from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import Request
 from blockstride.models.engine.sampling import SamplingParams
 
-__all__ = ["Engine", "EngineConfig", "EngineStats", "Request", "SamplingParams", "TokenEvent"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineReport",
+    "EngineStats",
+    "Request",
+    "SamplingParams",
+    "TokenEvent",
+]

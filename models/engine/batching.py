@@ -18,15 +18,13 @@ def make_batch(
     step: Sequence[Scheduled],
     blocks: BlockManager,
     groups: Sequence[GroupPlacement],
-    device: torch.device,
 ) -> StepBatch:
-    """The tensors of a step: tokens one request after the other, and the tables of every group.
+    """The tensors of a step, on the CPU: tokens request after request, tables of every group.
 
     Args:
         step: Requests that run, with the tokens of each.
         blocks: Where their blocks are.
         groups: Placement of each group, in the order of the block manager's tables.
-        device: Where the model runs.
     """
     starts = np.array([s.request.num_cached for s in step], np.int64)
     lens = np.array([s.num_new for s in step], np.int64)
@@ -38,17 +36,17 @@ def make_batch(
     rows = [blocks.row(s.request.request_id) for s in step]
     known = np.array([s.request.num_tokens for s in step])
     tables = tuple(
-        _group_table(table, group, int(ends.max()), sequence, position, device)
+        _group_table(table, group, int(ends.max()), sequence, position)
         for table, group in zip(blocks.tables(rows), groups, strict=True)
     )
     return StepBatch(
-        token_ids=torch.tensor(tokens, dtype=torch.int64, device=device),
-        query_start_loc=_tensor(query_start_loc.astype(np.int32), device),
-        seq_lens=_tensor(ends.astype(np.int32), device),
-        has_initial_state=_tensor(starts > 0, device),
+        token_ids=torch.tensor(tokens, dtype=torch.int64),
+        query_start_loc=_tensor(query_start_loc.astype(np.int32)),
+        seq_lens=_tensor(ends.astype(np.int32)),
+        has_initial_state=_tensor(starts > 0),
         tables=tables,
         # a request whose prompt is not done yet samples nothing
-        logits_rows=_tensor(query_start_loc[1:][ends == known] - 1, device),
+        logits_rows=_tensor(query_start_loc[1:][ends == known] - 1),
         max_query_len=int(lens.max()),
         is_decode=bool((lens == 1).all() and (starts > 0).all()),
     )
@@ -64,10 +62,9 @@ def _group_table(
     max_len: int,
     sequence: np.ndarray,
     position: np.ndarray,
-    device: torch.device,
 ) -> GroupTable:
     if not group.group.spec.has_tokens:
-        return GroupTable(_tensor(table, device), None)
+        return GroupTable(_tensor(table), None)
     size, parts = group.block_size, group.kernel_blocks
     slots = table[sequence, position // size].astype(np.int64) * size + position % size
     table = table[:, : -(-max_len // size)]
@@ -75,8 +72,8 @@ def _group_table(
         kernel_blocks = table[:, :, None] * parts + np.arange(parts, dtype=np.int32)
         # no kernel block of the null block may look like a real one
         table = np.where(table[:, :, None] > 0, kernel_blocks, 0).reshape(len(table), -1)
-    return GroupTable(_tensor(table, device), _tensor(slots, device))
+    return GroupTable(_tensor(table), _tensor(slots))
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

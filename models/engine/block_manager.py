@@ -86,6 +86,20 @@ class BlockManager:
             table[i] = free.pop()
         self._held[group][row] = first, max(stop, old_stop)
 
+    def held(self, request_id: int) -> list[tuple[int, Int32[np.ndarray, " blocks"]]]:
+        """For each group, the first position of a request's table that has a block, and blocks."""
+        row = self._row_of[request_id]
+        return [
+            (int(first), table[row, first:stop].copy())
+            for table, (first, stop) in zip(
+                self._tables, (held[row].tolist() for held in self._held), strict=True
+            )
+        ]
+
+    def rename(self, request_id: int, new_id: int) -> None:
+        """Gives all that a request holds to another one."""
+        self._row_of[new_id] = self._row_of.pop(request_id)
+
     def release(self, request_id: int) -> list[list[int]]:
         """Takes all blocks of a request back.
 

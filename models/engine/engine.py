@@ -5,67 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from blockstride.kernels.checks import expect
-from blockstride.layouts import (
-    KVCacheLayout,
-    KVCachePool,
-    choose_block_size,
-    plan_pools,
-)
-from blockstride.layouts.accounting import choose_num_blocks, tokens_that_fit
-from blockstride.layouts.groups import check_policy
-from blockstride.layouts.poison import poison_blocks, poison_pool
+from blockstride.layouts.accounting import tokens_that_fit
+from blockstride.layouts.poison import poison_blocks
+from blockstride.models.batch import StepBatch
 from blockstride.models.engine.batching import make_batch
 from blockstride.models.engine.block_manager import BlockManager
+from blockstride.models.engine.config import EngineConfig
+from blockstride.models.engine.pools import make_pools
+from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampling import SamplingParams, sample
 from blockstride.models.engine.scheduler import Scheduler
 from blockstride.models.jamba import JambaModel
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How an engine keeps its caches and forms its steps.
-
-    Attributes:
-        layout: Stride order of the pools.
-        policy: One pool for all groups, or one a group.
-        block_size: Tokens per block; inflated under `unified` until a page holds a state.
-        kernel_block_size: Tokens per block that kernels see; a whole block when None.
-        cache_bytes: Memory for all pools; mapped when first written.
-        num_blocks: Blocks of each pool, null block included, instead of `cache_bytes`.
-        max_num_seqs: Requests that run at once.
-        max_num_batched_tokens: Most tokens of a step.
-        prefill_chunk: Most tokens of one request in a step; a whole step when None.
-        max_len: Most tokens of a request; what the model and the cache allow when None.
-        poison: Debugging mode: fill what no kernel may read with NaN.
-
-    Raises:
-        ValueError: A number that is not positive, an unknown layout or policy.
-    """
-
-    layout: str = "BLHNC"
-    policy: str = "split"
-    block_size: int = 16
-    kernel_block_size: int | None = None
-    cache_bytes: int = 1 << 30
-    num_blocks: int | Sequence[int] | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 2048
-    prefill_chunk: int | None = None
-    max_len: int | None = None
-    poison: bool = False
-
-    def __post_init__(self) -> None:
-        KVCacheLayout.parse(self.layout)
-        check_policy(self.policy)
-        names = ("block_size", "kernel_block_size", "cache_bytes", "max_num_seqs")
-        for name in (*names, "max_num_batched_tokens", "prefill_chunk", "max_len"):
-            value = getattr(self, name)
-            expect(value is None or value > 0, name, "a positive number", value)
 
 
 @dataclass(frozen=True)
@@ -76,61 +32,40 @@ class TokenEvent:
     token_id: int
 
 
-@dataclass
-class EngineStats:
-    """Counts and seconds since the engine was made.
+@runtime_checkable
+class Followers(Protocol):
+    """The other ranks of a model, which do what this one does."""
 
-    Attributes:
-        steps: Forward passes.
-        prefill_tokens: Tokens computed in steps with a prompt among them.
-        prefill_seconds: Time of those steps.
-        decode_tokens: Tokens computed in steps in which every request had one.
-        decode_seconds: Time of those steps.
-    """
+    def forward(self, batch: StepBatch) -> None:
+        """Has them compute a batch, beside this rank."""
 
-    steps: int = 0
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    decode_seconds: float = 0.0
-
-    def count(self, num_tokens: int, seconds: float, is_decode: bool) -> None:
-        """Takes one step in."""
-        self.steps += 1
-        if is_decode:
-            self.decode_tokens += num_tokens
-            self.decode_seconds += seconds
-        else:
-            self.prefill_tokens += num_tokens
-            self.prefill_seconds += seconds
-
-    @property
-    def prefill_rate(self) -> float:
-        """Tokens per second of steps with a prompt among them."""
-        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_rate(self) -> float:
-        """Tokens per second of steps in which every request had one token."""
-        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+    def poison(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Has them poison freed blocks of each pool."""
 
 
 class Engine:
     """Runs requests on one model with continuous batching over paged caches.
 
     Args:
-        model: The model; its mixers are bound to pools made here.
+        model: The model, or rank 0's part of it; its mixers are bound to pools made here.
         config: Layout, policy, sizes.
+        followers: The other ranks; None when there are none.
 
     Raises:
         ValueError: Sizes that can't work together; the message names one.
     """
 
-    def __init__(self, model: JambaModel, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: JambaModel,
+        config: EngineConfig | None = None,
+        followers: Followers | None = None,
+    ) -> None:
         self.config = config = config or EngineConfig()
         self.model = model
         self.stats = EngineStats()
-        self.pools = self._make_pools()
+        self._followers = followers
+        self.pools = make_pools(model, config)
         layouts = [pool.layout for pool in self.pools]
         self.groups = [group for layout in layouts for group in layout.groups]
         limit = min(
@@ -148,35 +83,6 @@ class Engine:
         self._next_id = 0
         model.bind(self.pools)
 
-    def _make_pools(self) -> tuple[KVCachePool, ...]:
-        config, specs = self.config, self.model.cache_specs()
-        layout = KVCacheLayout.parse(config.layout)
-        block_size = choose_block_size(specs, config.policy, config.block_size)
-        num_blocks = config.num_blocks
-        if num_blocks is None:
-            num_blocks = choose_num_blocks(
-                specs,
-                layout=layout,
-                policy=config.policy,
-                block_size=block_size,
-                kernel_block_size=config.kernel_block_size,
-                memory_bytes=config.cache_bytes,
-                num_seqs=config.max_num_seqs,
-            )
-        plans = plan_pools(
-            specs,
-            layout=layout,
-            policy=config.policy,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            kernel_block_size=config.kernel_block_size,
-        )
-        pools = tuple(KVCachePool(plan, self.model.device) for plan in plans)
-        if config.poison:
-            for pool in pools:
-                poison_pool(pool)
-        return pools
-
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Queues a request.
 
@@ -188,22 +94,33 @@ class Engine:
             ValueError: An empty prompt, a token outside the vocabulary, or a prompt that leaves no
                 room in the cache for one more token.
         """
-        expect(len(prompt_ids) > 0, "prompt", "at least one token", "an empty prompt")
-        room = self.max_len - 1
-        expect(
-            len(prompt_ids) <= room,
-            "prompt",
-            f"at most {room} tokens, as the cache holds {self.max_len}",
-            f"{len(prompt_ids)} tokens",
-        )
-        vocab = self.model.config.vocab_size
-        outside = [token for token in prompt_ids if not 0 <= token < vocab]
-        expect(not outside, "prompt", f"tokens from 0 to {vocab - 1}", outside[:1])
-        max_len = min(self.max_len, len(prompt_ids) + params.max_tokens)
-        request = Request(self._next_id, list(prompt_ids), params, max_len)
-        self._next_id += 1
+        request = self.new_request(prompt_ids, params)
         self.scheduler.add(request)
         return request
+
+    def new_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        output_ids: Sequence[int] = (),
+        max_len: int | None = None,
+    ) -> Request:
+        """A request that is not queued yet.
+
+        Args:
+            prompt_ids: Tokens of the prompt, at least one.
+            params: How to continue it.
+            output_ids: Tokens that another engine has generated already.
+            max_len: A limit of its length below that of this engine.
+
+        Raises:
+            ValueError: As `add_request`.
+        """
+        limit = min(self.max_len, max_len or self.max_len)
+        check_prompt(prompt_ids, limit, self.model.config.vocab_size)
+        limit = min(limit, len(prompt_ids) + params.max_tokens)
+        self._next_id += 1
+        return Request(self._next_id - 1, list(prompt_ids), params, limit, list(output_ids))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason, and takes its blocks back."""
@@ -228,8 +145,10 @@ class Engine:
         step = self.scheduler.schedule()
         if not step:
             return []
-        batch = make_batch(step, self.blocks, self.groups, self.model.device)
-        logits = self.model.forward(batch)
+        batch = make_batch(step, self.blocks, self.groups)
+        if self._followers is not None:
+            self._followers.forward(batch)
+        logits = self.model.forward(batch.to(self.model.device))
         for scheduled in step:
             scheduled.request.num_cached += scheduled.num_new
         done = [s.request for s in step if s.request.num_uncached == 0]
@@ -249,7 +168,38 @@ class Engine:
             self.abort(request, "length")
         return TokenEvent(request, token)
 
+    def report(self) -> EngineReport:
+        """What it has done so far, and its pools."""
+        layouts = tuple(pool.layout for pool in self.pools)
+        return EngineReport(self.stats, self.scheduler.num_preemptions, layouts)
+
+    def release(self, request_id: int) -> None:
+        """Takes back the blocks that a request holds which doesn't run here any more."""
+        self._on_freed(self.blocks.release(request_id))
+
     def _on_freed(self, blocks: list[list[int]]) -> None:
         if self.config.poison:
             for pool, ids in zip(self.pools, blocks, strict=True):
                 poison_blocks(pool, ids)
+            if self._followers is not None:
+                self._followers.poison(blocks)
+
+
+def check_prompt(prompt_ids: Sequence[int], max_len: int, vocab_size: int) -> None:
+    """Raise `ValueError` unless a prompt can be continued by at least one token.
+
+    Args:
+        prompt_ids: Its tokens.
+        max_len: Most tokens of a sequence.
+        vocab_size: Tokens that there are.
+    """
+    expect(len(prompt_ids) > 0, "prompt", "at least one token", "an empty prompt")
+    room = max_len - 1
+    expect(
+        len(prompt_ids) <= room,
+        "prompt",
+        f"at most {room} tokens, as the cache holds {max_len}",
+        f"{len(prompt_ids)} tokens",
+    )
+    outside = [token for token in prompt_ids if not 0 <= token < vocab_size]
+    expect(not outside, "prompt", f"tokens from 0 to {vocab_size - 1}", outside[:1])

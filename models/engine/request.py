@@ -38,6 +38,9 @@ class Request:
 
     def __post_init__(self) -> None:
         self.generator = np.random.default_rng(self.params.seed)
+        if self.params.temperature > 0:
+            # those that chose the tokens known already
+            self.generator.random(len(self.output_ids))
 
     @property
     def num_tokens(self) -> int:

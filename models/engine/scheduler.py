@@ -65,6 +65,14 @@ class Scheduler:
             self.waiting.remove(request)
         self._on_freed(self.blocks.release(request.request_id))
 
+    def detach(self, request: Request) -> None:
+        """Takes a running request out, without its blocks."""
+        self.running.remove(request)
+
+    def attach(self, request: Request) -> None:
+        """Lets a request run whose cached tokens are in blocks of its own."""
+        self.running.append(request)
+
     def schedule(self) -> list[Scheduled]:
         """The next step; empty when nothing waits, or when its only request was just preempted."""
         step: list[Scheduled] = []

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride import kernels
+from blockstride.models.checkpoint import Part
 from blockstride.models.jamba.config import JambaConfig
 from blockstride.models.jamba.weights import LayerWeights
 
@@ -15,19 +16,25 @@ CPU_TOKENS = 512
 
 
 class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`, gate and up joined into one projection."""
+    """`down(silu(gate(x)) * up(x))`, gate and up joined into one projection.
+
+    Ranks share the inner width and add up what comes down.
+    """
 
     def __init__(self, config: JambaConfig, weights: LayerWeights) -> None:
         gate_up, down = _projections(config, weights, "feed_forward.")
         self.gate_up, self.down = kernels.pack_weight(gate_up), kernels.pack_weight(down)
+        self.parallel = weights.parallel
 
     def forward(
         self, hidden: Float[Tensor, "num_tokens hidden_size"]
     ) -> Float[Tensor, "num_tokens hidden_size"]:
         """The MLP of each token."""
         if hidden.is_cpu and len(hidden) > CPU_TOKENS:
-            return torch.cat([self._mlp(tokens) for tokens in hidden.split(CPU_TOKENS)])
-        return self._mlp(hidden)
+            mixed = torch.cat([self._mlp(tokens) for tokens in hidden.split(CPU_TOKENS)])
+        else:
+            mixed = self._mlp(hidden)
+        return self.parallel.all_reduce(mixed)
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         return kernels.linear(kernels.silu_and_mul(kernels.linear(hidden, self.gate_up)), self.down)
@@ -37,6 +44,7 @@ class ExpertMLP:
     """Mixture of experts: each token visits its `num_experts_per_tok` most likely ones.
 
     Their outputs are weighted with the router's probabilities over all experts, not renormalised.
+    Ranks share the inner width of every expert.
     """
 
     def __init__(self, config: JambaConfig, weights: LayerWeights) -> None:
@@ -50,6 +58,7 @@ class ExpertMLP:
         self.gate_up = kernels.pack_experts([gate_up for gate_up, _ in experts])
         self.down = kernels.pack_experts([down for _, down in experts])
         self.top_k = config.num_experts_per_tok
+        self.parallel = weights.parallel
 
     def forward(
         self, hidden: Float[Tensor, "num_tokens hidden_size"]
@@ -57,11 +66,16 @@ class ExpertMLP:
         """The weighted sum of each token's experts."""
         probabilities = kernels.linear(hidden, self.router).softmax(-1, dtype=torch.float32)
         weights, ids = probabilities.topk(self.top_k, dim=-1)
-        return kernels.expert_mlp(hidden, self.gate_up, self.down, ids, weights.to(hidden.dtype))
+        weights = weights.to(hidden.dtype)
+        return self.parallel.all_reduce(
+            kernels.expert_mlp(hidden, self.gate_up, self.down, ids, weights)
+        )
 
 
 def _projections(config: JambaConfig, weights: LayerWeights, prefix: str) -> tuple[Tensor, Tensor]:
     hidden, inner = config.hidden_size, config.intermediate_size
-    gate = weights.tensor(f"{prefix}gate_proj.weight", inner, hidden)
-    up = weights.tensor(f"{prefix}up_proj.weight", inner, hidden)
-    return torch.cat([gate, up]), weights.tensor(f"{prefix}down_proj.weight", hidden, inner)
+    share = weights.parallel.share("intermediate_size", inner)
+    gate = weights.tensor(f"{prefix}gate_proj.weight", inner, hidden, part=Part(0, share))
+    up = weights.tensor(f"{prefix}up_proj.weight", inner, hidden, part=Part(0, share))
+    down = weights.tensor(f"{prefix}down_proj.weight", hidden, inner, part=Part(1, share))
+    return torch.cat([gate, up]), down

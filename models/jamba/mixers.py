@@ -10,12 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.layouts import (
-    CacheSpec,
-    full_attention,
-    mamba1,
-)
+from blockstride.layouts import CacheSpec, Interval, full_attention, mamba1
 from blockstride.models.batch import StepBatch
+from blockstride.models.checkpoint import Part
 from blockstride.models.jamba.config import JambaConfig
 from blockstride.models.jamba.weights import LayerWeights
 
@@ -43,7 +40,7 @@ class Mixer(ABC):
 
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
-        """What the layer caches."""
+        """What the layer caches, on all ranks together."""
 
     @abstractmethod
     def bind_kv_cache(self, raw: Tensor) -> None:
@@ -57,7 +54,7 @@ class Mixer(ABC):
 
 
 class AttentionMixer(Mixer):
-    """Grouped-query attention without positions, as Jamba has it.
+    """Grouped-query attention without positions, as Jamba has it. Ranks share the heads.
 
     Args:
         config: The model.
@@ -66,24 +63,20 @@ class AttentionMixer(Mixer):
     """
 
     def __init__(self, config: JambaConfig, weights: LayerWeights, dtypes: CacheDtypes) -> None:
-        heads, kv_heads, size = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_size,
-        )
-        hidden = config.hidden_size
-        self.qkv = kernels.pack_weight(
-            torch.cat(
-                [
-                    weights.tensor("self_attn.q_proj.weight", heads * size, hidden),
-                    weights.tensor("self_attn.k_proj.weight", kv_heads * size, hidden),
-                    weights.tensor("self_attn.v_proj.weight", kv_heads * size, hidden),
-                ]
-            )
-        )
-        self.out = weights.matrix("self_attn.o_proj.weight", hidden, heads * size)
-        self.heads, self.kv_heads, self.size = heads, kv_heads, size
-        self.spec = full_attention(kv_heads, size, dtypes.kv)
+        hidden, size = config.hidden_size, config.head_size
+        total, total_kv = config.num_attention_heads * size, config.num_key_value_heads * size
+        self.parallel = tp = weights.parallel
+        q = tp.share("num_attention_heads", total, unit=size)
+        kv = tp.share("num_key_value_heads", total_kv, unit=size, is_replicated=True)
+        parts = [
+            weights.tensor("self_attn.q_proj.weight", total, hidden, part=Part(0, q)),
+            weights.tensor("self_attn.k_proj.weight", total_kv, hidden, part=Part(0, kv)),
+            weights.tensor("self_attn.v_proj.weight", total_kv, hidden, part=Part(0, kv)),
+        ]
+        self.qkv = kernels.pack_weight(torch.cat(parts))
+        self.out = weights.matrix("self_attn.o_proj.weight", hidden, total, Part(1, q))
+        self.heads, self.kv_heads, self.size = q.size // size, kv.size // size, size
+        self.spec = full_attention(config.num_key_value_heads, size, dtypes.kv)
 
     def cache_spec(self) -> CacheSpec:
         """Keys and values of every token."""
@@ -91,7 +84,8 @@ class AttentionMixer(Mixer):
 
     def bind_kv_cache(self, raw: Tensor) -> None:
         """Keeps key and value views."""
-        self.cache = self.spec.bind_kv_cache(raw)
+        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = shard.bind_kv_cache(raw)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Writes keys and values of the new tokens, then attends to all up to each."""
@@ -113,11 +107,11 @@ class AttentionMixer(Mixer):
             batch.schedules[self.group] = schedule
         schedule = batch.schedules[self.group]
         out = kernels.paged_attention(*call, scale=self.size**-0.5, schedule=schedule)
-        return kernels.linear(out.flatten(1), self.out)
+        return self.parallel.all_reduce(kernels.linear(out.flatten(1), self.out))
 
 
 class MambaMixer(Mixer):
-    """Mamba-1 with norms on dt, B and C, as Jamba has it.
+    """Mamba-1 with norms on dt, B and C, as Jamba has it. Ranks share the channels.
 
     Args:
         config: The model.
@@ -140,30 +134,41 @@ class MambaMixer(Mixer):
             config.dt_rank,
         )
         width = config.mamba_d_conv
-        self.in_proj = weights.matrix("mamba.in_proj.weight", 2 * inner, hidden)
-        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden, inner)
+        self.parallel = tp = weights.parallel
+        mine = tp.share("mamba_expand * hidden_size", inner)
+        rows, columns = Part(0, mine), Part(1, mine)
+        gate = Interval(inner + mine.start, inner + mine.stop)
+        x_and_z = [
+            weights.tensor("mamba.in_proj.weight", 2 * inner, hidden, part=Part(0, part))
+            for part in (mine, gate)
+        ]
+        self.in_proj = kernels.pack_weight(torch.cat(x_and_z))
+        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden, inner, columns)
         self.in_bias = self.out_bias = self.conv_bias = None
         if config.mamba_proj_bias:
-            self.in_bias = weights.tensor("mamba.in_proj.bias", 2 * inner)
-            self.out_bias = weights.tensor("mamba.out_proj.bias", hidden)
+            bias = weights.tensor("mamba.in_proj.bias", 2 * inner)
+            self.in_bias = torch.cat([bias[slice(*mine)], bias[slice(*gate)]])
+            # added once, whatever the number of ranks
+            bias = weights.tensor("mamba.out_proj.bias", hidden)
+            self.out_bias = bias if tp.rank == 0 else None
         # taps outermost, so that a GPU loads those of neighbouring channels in wide words
-        taps = weights.tensor("mamba.conv1d.weight", inner, 1, width).squeeze(1)
+        taps = weights.tensor("mamba.conv1d.weight", inner, 1, width, part=rows).squeeze(1)
         self.conv_weight = taps.T.contiguous().T
         if config.mamba_conv_bias:
-            self.conv_bias = weights.tensor("mamba.conv1d.bias", inner)
-        self.x_proj = weights.matrix("mamba.x_proj.weight", rank + 2 * state, inner)
-        self.dt_proj = weights.matrix("mamba.dt_proj.weight", inner, rank)
+            self.conv_bias = weights.tensor("mamba.conv1d.bias", inner, part=rows)
+        self.x_proj = weights.matrix("mamba.x_proj.weight", rank + 2 * state, inner, columns)
+        self.dt_proj = weights.matrix("mamba.dt_proj.weight", inner, rank, rows)
         self.norms = [
             weights.tensor("mamba.dt_layernorm.weight", rank),
             weights.tensor("mamba.b_layernorm.weight", state),
             weights.tensor("mamba.c_layernorm.weight", state),
         ]
         # the recurrence is float32 whatever the weights are
-        wide = {"dtype": torch.float32}
+        wide = {"dtype": torch.float32, "part": rows}
         self.dt_bias = weights.tensor("mamba.dt_proj.bias", inner, **wide)
         self.A = -torch.exp(weights.tensor("mamba.A_log", inner, state, **wide))
         self.D = weights.tensor("mamba.D", inner, **wide)
-        self.inner, self.sizes, self.eps = inner, [rank, state, state], config.rms_norm_eps
+        self.channels, self.sizes, self.eps = mine.size, [rank, state, state], config.rms_norm_eps
         self.spec = mamba1(
             inner,
             state,
@@ -179,14 +184,15 @@ class MambaMixer(Mixer):
 
     def bind_kv_cache(self, raw: Tensor) -> None:
         """Keeps conv and ssm views."""
-        self.cache = self.spec.bind_kv_cache(raw)
+        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = shard.bind_kv_cache(raw)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Convolves, then runs the recurrence from the cached state, and leaves the last there."""
         indices = batch.tables[self.group].state_indices
-        x, z = kernels.linear(hidden, self.in_proj, self.in_bias).split(self.inner, dim=1)
+        x, z = kernels.linear(hidden, self.in_proj, self.in_bias).split(self.channels, dim=1)
         x = self._convolve(x, indices, batch)
-        parts = kernels.linear(x, self.x_proj).split(self.sizes, dim=1)
+        parts = self.parallel.all_reduce(kernels.linear(x, self.x_proj)).split(self.sizes, dim=1)
         dt, B, C = (
             kernels.rms_norm(part, weight, self.eps)
             for part, weight in zip(parts, self.norms, strict=True)
@@ -199,7 +205,7 @@ class MambaMixer(Mixer):
             y = kernels.selective_scan(
                 *ssm, batch.query_start_loc, batch.has_initial_state, **gates
             )
-        return kernels.linear(y, self.out_proj, self.out_bias)
+        return self.parallel.all_reduce(kernels.linear(y, self.out_proj, self.out_bias))
 
     def _convolve(self, x: Tensor, indices: Tensor, batch: StepBatch) -> Tensor:
         state, weight, bias = self.cache.conv_state, self.conv_weight, self.conv_bias

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -13,11 +14,12 @@ from torch.nn.functional import embedding
 from blockstride import kernels
 from blockstride.layouts import CacheSpec, KVCachePool
 from blockstride.models.batch import StepBatch
-from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.jamba.config import JambaConfig
 from blockstride.models.jamba.feed_forward import ExpertMLP, GatedMLP
 from blockstride.models.jamba.mixers import AttentionMixer, CacheDtypes, MambaMixer, Mixer
 from blockstride.models.jamba.weights import LayerWeights
+from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +65,11 @@ class JambaModel:
         device: Where the model lives.
         dtypes: What the caches hold; `dtype` and float32 recurrent states when None.
         conv_order: Memory order of convolution states, `"DS"` or `"SD"`.
+        parallel: The rank whose part of every weight this is; all of them when None.
 
     Raises:
-        ValueError: Another architecture, or weights that are missing, damaged or misshapen.
+        ValueError: Another architecture, weights that are missing, damaged or misshapen, or sizes
+            that the ranks can't share.
     """
 
     def __init__(
@@ -76,36 +80,39 @@ class JambaModel:
         device: torch.device | str = "cpu",
         dtypes: CacheDtypes | None = None,
         conv_order: str = "DS",
+        parallel: TensorParallel | None = None,
     ) -> None:
         self.config = config = JambaConfig.from_dict(checkpoint.config)
         self.dtype, self.device = dtype, torch.device(device)
+        self.parallel = parallel = parallel or TensorParallel()
         dtypes = dtypes or CacheDtypes(kv=dtype, conv=dtype)
-        weights = LayerWeights(checkpoint, "model.", dtype, self.device)
+        weights = LayerWeights(checkpoint, "model.", dtype, self.device, parallel)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding = weights.tensor("embed_tokens.weight", vocab, hidden)
         self.layers = [
             JambaLayer(
                 config,
                 i,
-                LayerWeights(checkpoint, f"model.layers.{i}.", dtype, self.device),
+                replace(weights, prefix=f"model.layers.{i}."),
                 dtypes,
                 conv_order,
             )
             for i in range(config.num_hidden_layers)
         ]
         self.final_norm = weights.tensor("final_layernorm.weight", hidden)
+        share = parallel.uneven_share(vocab)
         if config.tie_word_embeddings:
-            self.head = kernels.pack_weight(self.embedding)
+            self.head = kernels.pack_weight(self.embedding[slice(*share)])
         else:
-            head = LayerWeights(checkpoint, "", dtype, self.device)
-            self.head = head.matrix("lm_head.weight", vocab, hidden)
+            head = replace(weights, prefix="")
+            self.head = head.matrix("lm_head.weight", vocab, hidden, Part(0, share))
         unread = checkpoint.unread - {"lm_head.weight"}
         if unread:
             logger.warning("%d tensors are not part of Jamba, such as %s", len(unread), min(unread))
         checkpoint.close()
 
     def cache_specs(self) -> dict[str, CacheSpec]:
-        """Layer name -> what it caches."""
+        """Layer name -> what it caches, on all ranks together."""
         return {f"layers.{i}": layer.mixer.cache_spec() for i, layer in enumerate(self.layers)}
 
     def bind(self, pools: Iterable[KVCachePool]) -> None:
@@ -129,4 +136,5 @@ class JambaModel:
         hidden, _ = kernels.rms_norm(
             hidden, self.final_norm, self.config.rms_norm_eps, residual=residual
         )
-        return kernels.linear(hidden, self.head)
+        logits = kernels.linear(hidden, self.head)
+        return self.parallel.join_columns(logits, self.config.vocab_size)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.checkpoint import Checkpoint, Part
+from blockstride.models.parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -20,26 +21,36 @@ class LayerWeights:
         prefix: What their names begin with.
         dtype: What they are converted to unless asked otherwise.
         device: Where they go.
+        parallel: The rank whose parts are read.
     """
 
     checkpoint: Checkpoint
     prefix: str
     dtype: torch.dtype
     device: torch.device
+    parallel: TensorParallel
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor `prefix + name`, of exactly `shape`.
+    def tensor(
+        self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part | None = None
+    ) -> Tensor:
+        """The tensor `prefix + name`, whose shape as a whole is exactly `shape`.
+
+        Args:
+            name: The rest of its name.
+            shape: Its shape.
+            dtype: Its type; that of all weights when None.
+            part: What is read of it; all when None.
 
         Raises:
             ValueError: It is missing, damaged, or has another shape.
         """
         dtype = self.dtype if dtype is None else dtype
-        return self.checkpoint.tensor(self.prefix + name, shape, dtype).to(self.device)
+        return self.checkpoint.tensor(self.prefix + name, shape, dtype, part).to(self.device)
 
-    def matrix(self, name: str, dim_out: int, dim: int) -> Tensor:
+    def matrix(self, name: str, dim_out: int, dim: int, part: Part | None = None) -> Tensor:
         """The matrix `prefix + name` for `kernels.linear`, packed for its device.
 
         Raises:
             ValueError: It is missing, damaged, or has another shape.
         """
-        return kernels.pack_weight(self.tensor(name, dim_out, dim))
+        return kernels.pack_weight(self.tensor(name, dim_out, dim, part=part))

@@ -41,7 +41,7 @@ def all_logits(path, ids, **config):
     rows = []
     while request.num_cached < len(ids):
         step = engine.scheduler.schedule()
-        batch = make_batch(step, engine.blocks, engine.groups, engine.model.device)
+        batch = make_batch(step, engine.blocks, engine.groups)
         batch = replace(batch, logits_rows=torch.arange(batch.token_ids.shape[0]))
         rows.append(engine.model.forward(batch))
         request.num_cached += step[0].num_new

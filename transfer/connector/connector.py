@@ -45,10 +45,16 @@ class Connector:
         info: The engine.
         rank: This rank.
         settings: Settings; None for the defaults.
+        on_change: Called, on the connector's thread, whenever a read is done or has settled, or an
+            offer has ended. It must be quick, and call nothing of the connector.
     """
 
     def __init__(
-        self, info: EngineTransferInfo, rank: int = 0, settings: ConnectorSettings | None = None
+        self,
+        info: EngineTransferInfo,
+        rank: int = 0,
+        settings: ConnectorSettings | None = None,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         info.coordinates(rank)
         self.info, self.rank = info, rank
@@ -57,7 +63,9 @@ class Connector:
         self._reads: dict[str, ReadHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._address = ""
-        self._leases = LeaseTable(self.settings.lease_seconds)
+        self._on_change = on_change
+        self._leases = LeaseTable(self.settings.lease_seconds, on_change)
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def register_kv_caches(self, pools: Mapping[int, Tensor]) -> str:
         """Registers the memory and begins to listen.
@@ -126,6 +134,20 @@ class Connector:
         """
         self._call(_later(lambda: self._links.add_peer(engine_id, addresses)))
 
+    def connect(self, engine_id: str) -> None:
+        """Begins to link to an engine, so that no request pays for that.
+
+        Whether it succeeds shows when a request is read; that makes missing links itself.
+        """
+
+        def begin() -> None:
+            reading = self._reader.connect(engine_id, self.settings.answer_seconds)
+            task = asyncio.create_task(reading)
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+        self._call(_later(begin))
+
     def start_read(self, request: ReadRequest) -> ReadHandle:
         """Begins to take over a sequence.
 
@@ -136,7 +158,7 @@ class Connector:
             ValueError: A request of that name is under way already, or blocks that can't be right.
         """
         check_blocks("local", self.info, request.num_tokens, request.local)
-        handle = ReadHandle(request)
+        handle = ReadHandle(request, _on_change=self._on_change)
 
         def begin() -> None:
             name = request.request_id
@@ -231,7 +253,10 @@ class Connector:
             self._end_thread()
 
     async def _stop(self, grace_seconds: float) -> None:
-        tasks, handles = list(self._tasks.values()), list(self._reads.values())
+        tasks = [*self._tasks.values(), *self._connecting]
+        handles = list(self._reads.values())
+        for task in self._connecting:
+            task.cancel()
         for handle in handles:
             handle.abort()
         if tasks:
@@ -247,8 +272,8 @@ class Connector:
             # the agent is gone, and with it all that could write
             if not handle.done:
                 handle.error = AbortedError("the connector was closed")
-            handle._done.set()
-            handle._settled.set()
+            handle._end()
+            handle._settle()
         self._socket.close()
         self._context.term()
 

@@ -64,6 +64,7 @@ class ReadHandle:
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
     _settled: threading.Event = field(default_factory=threading.Event, repr=False)
     _abort: Callable[[], None] = field(default=lambda: None, repr=False)
+    _on_change: Callable[[], object] = field(default=lambda: None, repr=False)
 
     @property
     def done(self) -> bool:
@@ -94,6 +95,16 @@ class ReadHandle:
     def wait_settled(self, seconds: float) -> bool:
         """Waits until the blocks may be used for something else; returns whether they may."""
         return self._settled.wait(seconds)
+
+    def _end(self) -> None:
+        """The outcome is known."""
+        self._done.set()
+        self._on_change()
+
+    def _settle(self) -> None:
+        """Nothing writes any more."""
+        self._settled.set()
+        self._on_change()
 
     def abort(self) -> None:
         """Gives the request up, if it is not done; its blocks are free once it has settled."""

@@ -6,7 +6,7 @@ and the return of the blocks can't both happen: a reader that comes too late is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,10 +68,12 @@ class LeaseTable:
 
     Args:
         lease_seconds: How long a lease lasts from its last sign of life.
+        on_end: Called when one has ended.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, on_end: Callable[[], object] = lambda: None) -> None:
         self.lease_seconds = lease_seconds
+        self._on_end = on_end
         self._leases: dict[str, Lease] = {}
         self._last_epoch = 0
         self._ended: list[LeaseEnd] = []
@@ -189,3 +191,4 @@ class LeaseTable:
     def _end(self, lease: Lease, outcome: Outcome) -> None:
         del self._leases[lease.request_id]
         self._ended.append(LeaseEnd(lease.request_id, outcome))
+        self._on_end()

@@ -41,6 +41,9 @@ from blockstride.transfer.engine_info import EngineTransferInfo
 MIN_HEARTBEAT_SECONDS = 0.02
 """Whatever a producer says of its leases, a reader does not drown it in heartbeats."""
 
+GOODBYE_SECONDS = 1.0
+"""How long one that leaves waits for an answer; a peer that leaves as well gives none."""
+
 Reply = TypeVar("Reply")
 
 
@@ -241,11 +244,11 @@ class Link:
         """Ends the session and gives back what belongs to it.
 
         Args:
-            politely: Tell the peer, and wait for its answer.
+            politely: Tell the peer, and wait a little for its answer.
         """
         if politely and not self.failed.done():
             with suppress(TransferError):
-                await self.call(Done, Goodbye)
+                await self.call(Done, Goodbye, seconds=GOODBYE_SECONDS)
         self.fail(PeerLostError("the link was closed", peer=self.peer))
         for task in self._tasks:
             if task is not asyncio.current_task():

@@ -246,7 +246,6 @@ class Links:
         """Says goodbye to all."""
         connections = list(self._connections.values())
         self._connections.clear()
-        for connection in connections:
-            await connection.link.close(politely=True)
+        await asyncio.gather(*(found.link.close(politely=True) for found in connections))
         for task in list(self._ends):
             task.cancel()

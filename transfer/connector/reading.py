@@ -85,13 +85,24 @@ class Reader:
             handle.error = error.of_request(request.request_id)
             counters.failures[error.kind] += 1
             handle.invalid_blocks = self._invalid(job)
-        handle._done.set()
+        handle._end()
         outcome = handle.error or f"from {handle.source}"
         seconds = perf_counter() - start
         logger.debug("request %r: %s, %.1f ms", request.request_id, outcome, 1e3 * seconds)
         while job.touching:
             await asyncio.wait(job.touching)
-        handle._settled.set()
+        handle._settle()
+
+    async def connect(self, engine_id: str, patience: float) -> None:
+        """Links to all ranks of an engine that this one reads from."""
+        try:
+            any_rank = self._local.rank % len(self._links.ranks(engine_id))
+            first = await self._links.connection(engine_id, any_rank, patience)
+            for rank in first.pairing.ranks:
+                await self._links.connection(engine_id, rank, patience)
+        except TransferError as error:
+            # a request that needs it will say so
+            logger.debug("not linked to %s: %s", engine_id, error)
 
     def _invalid(self, job: Job) -> BlockLists:
         request = job.handle.request

@@ -1,0 +1,125 @@
+"""The processes of one engine, as the front end starts, hears and ends them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from time import monotonic
+from typing import Any
+
+from blockstride.models.distributed.inbox import Inbox
+from blockstride.models.distributed.messages import Close, Ready, Setup
+from blockstride.models.engine import Request
+
+WORKER = "blockstride.models.distributed.worker"
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class EngineProcesses:
+    """One process a rank. No core is reserved for any, and none spins while it waits.
+
+    Args:
+        setup: What rank 0 is; the others differ in rank and device.
+        devices: Where each rank runs.
+
+    Attributes:
+        requests: Those that the engine is working on, by the front end's number.
+        ready: What it said when it was loaded; None before that.
+        is_alive: Whether it may be asked for anything.
+        last_heard: When it said something, or was asked first for something.
+    """
+
+    setup: Setup
+    devices: Sequence[str]
+    requests: dict[int, Request] = field(default_factory=dict)
+    ready: Ready | None = None
+    is_alive: bool = True
+    last_heard: float = 0.0
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _pipe: Connection | None = None
+
+    @property
+    def engine_id(self) -> str:
+        """Its name."""
+        return self.setup.engine_id
+
+    @property
+    def pids(self) -> list[int]:
+        """Process of each rank."""
+        return [process.pid for process in self._processes]
+
+    def start(self, inbox: Inbox) -> None:
+        """Starts all ranks; what rank 0 says goes to an inbox."""
+        self._pipe, leader = Pipe()
+        self._pipe.send(self.setup)
+        ours, theirs = [], []
+        for rank in range(1, len(self.devices)):
+            at_leader, at_follower = Pipe()
+            at_leader.send(replace(self.setup, rank=rank, device=self.devices[rank]))
+            ours.append(at_leader)
+            theirs.append(at_follower)
+        pipes = [[leader, *ours], *([pipe] for pipe in theirs)]
+        environment = self._environment()
+        for ends in pipes:
+            numbers = [end.fileno() for end in ends]
+            command = [sys.executable, "-m", WORKER, *map(str, numbers)]
+            self._processes.append(
+                subprocess.Popen(
+                    command, pass_fds=numbers, env=environment, stdin=subprocess.DEVNULL
+                )
+            )
+        # so that each process sees the other end of its pipes close
+        for end in (end for ends in pipes for end in ends):
+            end.close()
+        self.last_heard = monotonic()
+        inbox.listen(self, self._pipe)
+
+    def _environment(self) -> dict[str, str]:
+        threads = max(1, len(os.sched_getaffinity(0)) // len(self.devices))
+        defaults = {
+            "OMP_NUM_THREADS": str(threads),
+            # threads that spin while they wait take the cores from other ranks
+            "OMP_WAIT_POLICY": "passive",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        # what the user has decided stays; the worker imports this package from wherever it is
+        return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def tell(self, message: Any) -> None:
+        """Says something to rank 0, if it still listens; its end is noticed elsewhere."""
+        assert self._pipe is not None, "it was started"
+        with suppress(OSError):
+            self._pipe.send(message)
+
+    def exit_codes(self) -> str:
+        """How processes ended that have, for a message."""
+        codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
+        ended = [f"rank {rank} exited with {code}" for rank, code in codes.items() if code]
+        return ", ".join(ended) or "it doesn't answer"
+
+    def kill(self) -> None:
+        """Ends all its processes now."""
+        self.is_alive = False
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def close(self) -> None:
+        """Asks it to end, and ends it if it doesn't."""
+        if self.is_alive and self._pipe is not None:
+            self.tell(Close())
+            deadline = monotonic() + CLOSE_SECONDS
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - monotonic()))
+        self.kill()

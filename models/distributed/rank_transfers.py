@@ -1,0 +1,128 @@
+"""What one rank does of hand-overs: it holds its part of blocks, and reads its part of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from blockstride.layouts import KVCacheLayout, KVCachePool
+from blockstride.models.distributed.messages import (
+    Arrived,
+    GiveUp,
+    GroupBlocks,
+    LeaseOver,
+    Load,
+    Offer,
+    Offered,
+    Peers,
+    Settled,
+    Setup,
+    Withdraw,
+)
+from blockstride.models.jamba import JambaModel
+from blockstride.transfer import BlockIds, EngineTransferInfo
+from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
+
+Command = Peers | Offer | Withdraw | Load | GiveUp
+Event = Offered | LeaseOver | Arrived | Settled
+
+LOAD_SECONDS = 30.0
+"""Time for reading a sequence; afterwards it is computed again."""
+
+
+class RankTransfers:
+    """The connector of a rank, driven by messages.
+
+    Args:
+        setup: The rank.
+        settings: Settings of the connector.
+        model: Its part of the model.
+        pools: Its pools.
+        on_change: Called, on any thread, when there are events.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        settings: ConnectorSettings,
+        model: JambaModel,
+        pools: Sequence[KVCachePool],
+        on_change: Callable[[], object],
+    ) -> None:
+        info = _transfer_info(setup, model, pools)
+        self.connector = Connector(info, setup.rank, settings, on_change)
+        self.address = self.connector.register_kv_caches(
+            {i: pool.storage for i, pool in enumerate(pools)}
+        )
+        self._device, self._on_change = model.device, on_change
+        self._loads: dict[str, ReadHandle] = {}
+        self._arrived: set[str] = set()
+        self._events: list[Event] = []
+
+    def do(self, command: Command) -> None:
+        """Carries a command out, or begins to."""
+        match command:
+            case Peers():
+                self.connector.add_peer(command.engine_id, command.addresses)
+                self.connector.connect(command.engine_id)
+            case Offer():
+                if self._device.type == "cuda":
+                    # NIXL doesn't know streams
+                    torch.cuda.synchronize(self._device)
+                blocks = _block_ids(command.blocks)
+                self.connector.offer(command.name, command.num_tokens, blocks)
+                self._events.append(Offered(command.name))
+                self._on_change()
+            case Withdraw():
+                self.connector.withdraw(command.name)
+            case Load():
+                request = ReadRequest(
+                    command.name,
+                    command.num_tokens,
+                    _block_ids(command.blocks),
+                    (command.source,),
+                    LOAD_SECONDS,
+                )
+                self._loads[command.name] = self.connector.start_read(request)
+            case GiveUp():
+                if command.name in self._loads:
+                    self._loads[command.name].abort()
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        events += [LeaseOver(end.request_id) for end in self.connector.ended_leases()]
+        for name, handle in list(self._loads.items()):
+            if handle.done and name not in self._arrived:
+                self._arrived.add(name)
+                events.append(Arrived(name, str(handle.error or "")))
+            if handle.settled:
+                del self._loads[name]
+                self._arrived.remove(name)
+                events.append(Settled(name))
+        return events
+
+    def close(self) -> None:
+        """Ends all of it; nothing touches the pools afterwards."""
+        self.connector.close()
+
+
+def _block_ids(blocks: GroupBlocks) -> list[BlockIds]:
+    return [BlockIds(ids, first) for first, ids in blocks]
+
+
+def _transfer_info(
+    setup: Setup, model: JambaModel, pools: Sequence[KVCachePool]
+) -> EngineTransferInfo:
+    config, groups = setup.config, [group for pool in pools for group in pool.layout.groups]
+    return EngineTransferInfo(
+        setup.engine_id,
+        model.cache_specs(),
+        KVCacheLayout.parse(config.layout),
+        "unified" if config.policy == "unified" else "split",
+        groups[0].block_size,
+        tuple(pool.layout.num_blocks for pool in pools),
+        kernel_block_size=config.kernel_block_size,
+        tp_size=config.tp_size,
+    )

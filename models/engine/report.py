@@ -1,0 +1,61 @@
+"""What an engine has done: counts, seconds, and the pools it did it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockstride.layouts import PoolLayout
+
+
+@dataclass
+class EngineStats:
+    """Counts and seconds since the engine was made.
+
+    Attributes:
+        steps: Forward passes.
+        prefill_tokens: Tokens computed in steps with a prompt among them.
+        prefill_seconds: Time of those steps.
+        decode_tokens: Tokens computed in steps in which every request had one.
+        decode_seconds: Time of those steps.
+    """
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+
+    def count(self, num_tokens: int, seconds: float, is_decode: bool) -> None:
+        """Takes one step in."""
+        self.steps += 1
+        if is_decode:
+            self.decode_tokens += num_tokens
+            self.decode_seconds += seconds
+        else:
+            self.prefill_tokens += num_tokens
+            self.prefill_seconds += seconds
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens per second of steps with a prompt among them."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of steps in which every request had one token."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """An engine at some moment.
+
+    Attributes:
+        stats: Steps and tokens.
+        num_preemptions: Requests that lost their blocks for a while.
+        pools: Where its caches lie, on rank 0.
+    """
+
+    stats: EngineStats
+    num_preemptions: int
+    pools: tuple[PoolLayout, ...]
