@@ -185,6 +185,25 @@ def layout_change(num_blocks: int) -> Case:
     return Case(ours, plain, 8 * num_blocks * 4 * 2 * BLOCK_SIZE * 128, 0)
 
 
+def runs(count: int, length: int) -> Case:
+    source, ours_pool, plain_pool = torch.zeros(3, count, length, dtype=torch.int8)
+    source.random_(-128, 127)
+    reads, writes = torch.randperm(count), torch.randperm(count)
+    columns = reads * length, writes * length, torch.full((count,), length)
+    # torch is fastest with the widest numbers
+    words, plain_words = source.view(torch.int64), plain_pool.view(torch.int64)
+
+    def ours() -> Tensor:
+        kernels.copy_runs(source.flatten(), ours_pool.flatten(), *columns)
+        return ours_pool
+
+    def plain() -> Tensor:
+        plain_words[writes] = words[reads]
+        return plain_pool
+
+    return Case(ours, plain, 2 * count * length, 0)
+
+
 def norm(num_tokens: int, dim: int) -> Case:
     x, residual = torch.randn(2, num_tokens, dim)
     weight, again = torch.randn(dim), residual.clone()
@@ -268,6 +287,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "kv_cache_update-8": lambda: cache_update(8, 2),
     "kv_cache_update-2048": lambda: cache_update(2048, 2),
     "block_copy-LBHNC-to-BHLNC": lambda: layout_change(256),
+    "copy_runs-65536x64": lambda: runs(65_536, 64),
+    "copy_runs-1024x16384": lambda: runs(1024, 16_384),
     "rms_norm-8x256": lambda: norm(8, 256),
     "rms_norm-2048x768": lambda: norm(2048, 768),
     "silu_and_mul-8x512": lambda: gate(8, 512),

@@ -17,6 +17,7 @@ from blockstride.kernels.gpu import (
     block_copy,
     causal_conv1d,
     causal_conv1d_update,
+    copy_runs,
     copy_state,
     kv_cache_update,
     pack_state,
@@ -44,12 +45,15 @@ def attention_calls(num_seqs: int = 64) -> dict[str, Callable[[], object]]:
     schedule = attention_schedule(*arguments, max_query_len=1)
     source, destination = torch.empty((2, 4, 8, 8, 16, 128), dtype=torch.bfloat16)
     blocks = torch.arange(8, dtype=torch.int32)
+    memories = source.view(torch.int8).flatten(), destination.view(torch.int8).flatten()
+    places = torch.arange(3 * num_seqs).view(3, num_seqs)
     return {
         "paged_attention": lambda: paged_attention(*arguments, scale=0.1, schedule=schedule),
         "attention_schedule": lambda: attention_schedule(*arguments, max_query_len=1),
         "kv_cache_update": lambda: kv_cache_update(key, key, key_cache, value_cache, slots),
         "block_copy": lambda: block_copy(source, destination, blocks, blocks),
         "block_copy in place": lambda: block_copy(source, source, blocks, blocks),
+        "copy_runs": lambda: copy_runs(*memories, *places),
     }
 
 

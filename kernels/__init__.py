@@ -7,6 +7,7 @@ Ids of blocks and states that are zero or negative are padding, neither read nor
 from blockstride.kernels.attention_schedule import AttentionSchedule, attention_schedule
 from blockstride.kernels.block_copy import block_copy
 from blockstride.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.copy_runs import copy_runs
 from blockstride.kernels.expert_mlp import PackedExperts, expert_mlp, pack_experts
 from blockstride.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_update
 from blockstride.kernels.kv_cache_update import PAD_SLOT_ID, kv_cache_update
@@ -33,6 +34,7 @@ __all__ = [
     "block_copy",
     "causal_conv1d",
     "causal_conv1d_update",
+    "copy_runs",
     "copy_state",
     "expert_mlp",
     "fold_state_ring",

@@ -1,10 +1,13 @@
 """Copying runs of bytes of any lengths, from one memory to another."""
 
+import torch
 from jaxtyping import Int8, Int64
 from torch import Tensor
 
 from blockstride.kernels.checks import INT64, expect, expect_tensor
-from blockstride.kernels.dispatch import expect_cpu, implementation
+from blockstride.kernels.dispatch import implementation, runs_on_triton
+
+INT8 = (torch.int8,)
 
 
 def copy_runs(
@@ -16,6 +19,9 @@ def copy_runs(
 ) -> None:
     """Copy run after run; what lies between the runs stays as it is.
 
+    Starts and lengths are read to be checked, so a call waits once for a GPU. A run moves there in
+    the widest words, of at most 16 bytes, to which it is aligned in both memories.
+
     Args:
         source: Memory to read, one dense run of bytes.
         destination: Memory to write, of which no byte may be in two runs. It doesn't share memory
@@ -25,26 +31,41 @@ def copy_runs(
         lengths: Bytes of each run.
 
     Raises:
-        ValueError: A run that is not within its memory, or arguments of different lengths.
-        TypeError: Starts or lengths that are not int64.
+        ValueError: A run that is not within its memory, arguments of different lengths, or on
+            different devices.
+        TypeError: Memories that are not int8, or starts or lengths that are not int64.
     """
-    expect_cpu(source, "source")
     for name, memory, starts in (
         ("source", source, source_starts),
         ("destination", destination, destination_starts),
     ):
+        expect_tensor(memory, name, memory.shape, INT8, source.device)
         expect(memory.is_contiguous(), name, "one dense run of bytes", memory.stride())
         expect_tensor(starts, f"{name}_starts", lengths.shape, INT64, source.device)
     expect_tensor(lengths, "lengths", lengths.shape, INT64, source.device)
     if len(lengths) == 0:
         return
-    expect(int(lengths.min()) >= 0, "lengths", "at least 0", int(lengths.min()))
-    for name, memory, starts in (
-        ("source_starts", source, source_starts),
-        ("destination_starts", destination, destination_starts),
-    ):
-        first, stop = int(starts.min()), int((starts + lengths).max())
-        inside = first >= 0 and stop <= len(memory)
-        expect(inside, name, f"runs within {len(memory)} bytes", f"{first} to {stop}")
-    run = implementation("copy_runs", "copy_runs", False)
+    _expect_inside(len(source), len(destination), source_starts, destination_starts, lengths)
+    run = implementation("copy_runs", "copy_runs", runs_on_triton(source))
     run(source, destination, source_starts, destination_starts, lengths)
+
+
+def _expect_inside(
+    source_bytes: int,
+    destination_bytes: int,
+    source_starts: Tensor,
+    destination_starts: Tensor,
+    lengths: Tensor,
+) -> None:
+    """Raise if a run leaves its memory."""
+    columns = lengths, source_starts, destination_starts
+    ends = source_starts + lengths, destination_starts + lengths
+    # as one tensor, since each that is read would be waited for
+    extremes = torch.stack([*(c.min() for c in columns), *(e.max() for e in ends)])
+    shortest, *bounds = extremes.tolist()
+    expect(shortest >= 0, "lengths", "at least 0", shortest)
+    for name, size, first, stop in (
+        ("source_starts", source_bytes, *bounds[::2]),
+        ("destination_starts", destination_bytes, *bounds[1::2]),
+    ):
+        expect(first >= 0 and stop <= size, name, f"runs within {size} bytes", f"{first} to {stop}")

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
-
 # read once: Triton itself decides at decoration time whether a kernel is interpreted
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -19,13 +17,6 @@ def runs_on_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda or INTERPRET
 
 
-def expect_cpu(tensor: Tensor, name: str) -> None:
-    """Raise `ValueError` unless `tensor` is where a function without a Triton kernel can run."""
-    if not tensor.is_cpu:
-        wanted = "cpu, as there is no Triton kernel"
-        expect(False, f"{name}.device", wanted, tensor.device)
-
-
 @cache
 def implementation(module: str, name: str, on_triton: bool) -> Callable[..., Any]:
     """The function behind a public one, imported with its compiler at the first call.
@@ -33,7 +24,7 @@ def implementation(module: str, name: str, on_triton: bool) -> Callable[..., Any
     Args:
         module: The module of `kernels.cpu` that has it; `kernels.gpu` has all.
         name: The function, called as the public one.
-        on_triton: What `runs_on_triton` says; false where there is no Triton kernel.
+        on_triton: What `runs_on_triton` says.
     """
     # an import statement in the function would cost a microsecond at every call
     package = "blockstride.kernels.gpu" if on_triton else f"blockstride.kernels.cpu.{module}"

@@ -1,4 +1,4 @@
-"""Attention, cache writes and block copies: launchers on tensors without memory."""
+"""Attention, cache writes, copies of blocks and runs: launchers on tensors without memory."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from aot import meta
 from blockstride.kernels.gpu import (
     attention_schedule,
     block_copy,
+    copy_runs,
     kv_cache_update,
     paged_attention,
 )
@@ -111,6 +112,14 @@ def permute_in_place() -> Variant:
     return Variant("permute in place", call)
 
 
+def copy_of_runs(name: str, num_runs: int) -> Variant:
+    def call():
+        places = (ids(num_runs, torch.int64) for _ in range(3))
+        copy_runs(meta(2**30, dtype=INT8), meta(2**30, dtype=INT8), *places)
+
+    return Variant(name, call)
+
+
 def variants() -> list[Variant]:
     """A headline of each kernel, then one changed factor a variant."""
     extras: dict[str, Any] = {"window": 4096, "soft_cap": 30.0, "sinks": True, "return_lse": True}
@@ -157,4 +166,6 @@ def variants() -> list[Variant]:
         copy("copy 64 to 16", 64, 16),
         copy("copy to fp8", dtype=FP8),
         copy("copy of pages", content=133_120, source_size=1, size=1),
+        copy_of_runs("copy of runs", 4096),
+        copy_of_runs("copy of one run", 1),
     ]  # fmt: skip

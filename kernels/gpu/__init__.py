@@ -4,6 +4,7 @@ from blockstride.kernels.gpu.attention_schedule import AttentionSchedule, attent
 from blockstride.kernels.gpu.block_copy import block_copy
 from blockstride.kernels.gpu.causal_conv1d import causal_conv1d
 from blockstride.kernels.gpu.causal_conv1d_update import causal_conv1d_update
+from blockstride.kernels.gpu.copy_runs import copy_runs
 from blockstride.kernels.gpu.expert_mlp import expert_mlp
 from blockstride.kernels.gpu.gated_delta_rule import gated_delta_rule
 from blockstride.kernels.gpu.gated_delta_rule_update import gated_delta_rule_update
@@ -24,6 +25,7 @@ __all__ = [
     "block_copy",
     "causal_conv1d",
     "causal_conv1d_update",
+    "copy_runs",
     "copy_state",
     "expert_mlp",
     "fold_state_ring",

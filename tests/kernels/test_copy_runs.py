@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockstride.kernels.copy_runs import copy_runs
+from blockstride.kernels import copy_runs
 
 
 def columns(*rows: tuple[int, int, int]) -> list[torch.Tensor]:
@@ -54,3 +54,28 @@ def test_memory_with_gaps_is_refused():
     gaps, dense = torch.zeros(32, dtype=torch.int8)[::2], torch.zeros(16, dtype=torch.int8)
     with pytest.raises(ValueError, match="source: expected one dense run"):
         copy_runs(gaps, dense, *columns((0, 0, 1)))
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_arguments_on_two_devices_are_refused(at):
+    arguments = [*torch.zeros(2, 16, dtype=torch.int8), *columns((0, 0, 1))]
+    arguments[at] = arguments[at].to("meta")
+    with pytest.raises(ValueError, match="expected a tensor on cpu, got one on meta"):
+        copy_runs(*arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("at", range(5))
+def test_arguments_of_another_dtype_are_refused(at):
+    arguments = [*torch.zeros(2, 16, dtype=torch.int8), *columns((0, 0, 1))]
+    arguments[at] = arguments[at].int()
+    with pytest.raises(TypeError, match=r"expected torch.int\d+, got torch.int32"):
+        copy_runs(*arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_columns_of_different_lengths_are_refused():
+    source, destination = torch.zeros(2, 16, dtype=torch.int8)
+    reads, writes, lengths = columns((0, 0, 1), (2, 2, 1))
+    with pytest.raises(ValueError, match="destination_starts: expected shape"):
+        copy_runs(source, destination, reads, writes[:1], lengths)

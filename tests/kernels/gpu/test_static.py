@@ -20,6 +20,7 @@ CEILINGS = [
     ("prefill page 64", "flop_per_cycle", 5000),
     ("cache write", "bytes_per_cycle", 150),
     ("permute in place", "bytes_per_cycle", 800),
+    ("copy of runs", "bytes_per_cycle", 400),
     ("conv update", "bytes_per_cycle", 70),
     ("state update", "bytes_per_cycle", 75),
     ("ssd update", "bytes_per_cycle", 170),

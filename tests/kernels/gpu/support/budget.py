@@ -1,5 +1,8 @@
 """How far a kernel may be from float64: what plain arithmetic of its dtype costs, and no more."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,3 +27,25 @@ def assert_within_budget(actual: Tensor, exact: Tensor, plain: Tensor) -> None:
     ratio = error.square().mean().sqrt() / exact.square().mean().sqrt().clamp(min=1e-30)
     limit = RMS_RATIO[actual.dtype]
     assert ratio < limit, f"rms ratio {ratio:.3g}, allowed {limit:.3g}"
+
+
+def assert_follows(
+    function: Callable[..., Tensor],
+    definition: Callable[..., tuple[Tensor, Tensor]],
+    prompts: dict[str, Any],
+    plain_dtype: torch.dtype = torch.float32,
+) -> None:
+    """Hold outputs and all states to float64.
+
+    Args:
+        function: The recurrence that is tested.
+        definition: The same by definition, of `recurrences`.
+        prompts: The arguments of both.
+        plain_dtype: What the kernel multiplies in; its states are no finer.
+    """
+    exact, exact_states = definition(**prompts)
+    plain, plain_states = definition(**prompts, dtype=plain_dtype)
+    out, states = function(**prompts), prompts["ssm_state"]
+    assert_within_budget(out, exact, plain.to(out.dtype))
+    coarser = max(states.dtype, plain_dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    assert_within_budget(states.to(coarser), exact_states, plain_states.to(coarser))
