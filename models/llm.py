@@ -74,7 +74,7 @@ class DistributedLLM(TextGenerator[Deployment]):
     Raises:
         ValueError: As `LLM`, or a model that can't be cut into so many ranks.
         EngineDiedError: A process ended before it was ready.
-        TimeoutError: An engine wasn't ready in `answer_seconds`.
+        TimeoutError: An engine wasn't ready in ten minutes.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from blockstride.kernels.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.messages import (
+    START_SECONDS,
     Abort,
     Ask,
     Failed,
@@ -65,7 +66,7 @@ class Deployment:
     Raises:
         ValueError: No decode engine, or a model or sizes that can't be.
         EngineDiedError: A process ended before it was ready.
-        TimeoutError: An engine wasn't ready in `answer_seconds`.
+        TimeoutError: An engine wasn't ready in `START_SECONDS`.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Deployment:
         self._answer_seconds = answer_seconds
         self._inbox = Inbox()
         self._next_id = 0
+        # request -> the engine whose blocks wait to be read
+        self._holders: dict[int, EngineProcesses] = {}
         settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
         settings = replace(settings, key=settings.key or token_bytes(32)) if prefill else None
         self._folder = TemporaryDirectory(prefix="blockstride-")
@@ -101,7 +104,7 @@ class Deployment:
                 )
                 engines.append(EngineProcesses(setup, devices))
         self.engines = [*self.prefill, *self.decode]
-        self._finalizer = weakref.finalize(self, _kill, self.engines)
+        self._finalizer = weakref.finalize(self, _end, self.engines, self._folder)
         try:
             self._start()
         except BaseException:
@@ -111,18 +114,19 @@ class Deployment:
     def _start(self) -> None:
         for engine in self.engines:
             engine.start(self._inbox)
+        deadline = monotonic() + START_SECONDS
         while any(engine.ready is None for engine in self.engines):
-            letter = self._inbox.take(self._patience(self.engines))
+            letter = self._inbox.take(max(0.0, deadline - monotonic()))
             if letter is None:
                 late = ", ".join(e.engine_id for e in self.engines if e.ready is None)
-                raise TimeoutError(f"{late}: expected to be ready in {self._answer_seconds} s")
-            match letter.message:
+                raise TimeoutError(f"{late}: expected to be ready in {START_SECONDS} s")
+            engine, message = letter
+            match message:
                 case Ready():
-                    letter.sender.ready = letter.message
+                    engine.ready = message
                 case Failed():
-                    raise letter.message.error(letter.message.reason)
+                    raise message.error(f"{engine.engine_id}: {message.reason}")
                 case Ended():
-                    engine = letter.sender
                     raise EngineDiedError(f"{engine.engine_id}: {engine.exit_codes()}")
         answers = [engine.ready for engine in self.engines if engine.ready is not None]
         self.max_len = min(ready.max_len for ready in answers)
@@ -194,6 +198,13 @@ class Deployment:
             for engine in self.engines:
                 if engine.requests.pop(request.request_id, None) is not None:
                     engine.tell(Abort(request.request_id))
+            self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Whoever holds a request for others needn't any more."""
+        holder = self._holders.pop(request.request_id, None)
+        if holder is not None and holder.is_alive:
+            holder.tell(Abort(request.request_id))
 
     @property
     def has_work(self) -> bool:
@@ -250,6 +261,8 @@ class Deployment:
         request = engine.requests.get(token.request_id)
         if request is None:
             return None
+        # it was read, or computed again
+        self._let_go(request)
         request.num_cached = request.num_tokens
         request.output_ids.append(token.token_id)
         if token.finish_reason is not None:
@@ -259,14 +272,15 @@ class Deployment:
 
     def _hand_over(self, source: EngineProcesses, number: int) -> None:
         request = source.requests.pop(number, None)
-        alive = [engine for engine in self.decode if engine.is_alive]
         if request is None:
             return
+        self._holders[number] = source
+        alive = [engine for engine in self.decode if engine.is_alive]
         if alive:
             target = min(alive, key=lambda engine: len(engine.requests))
             self._submit(target, request, source=source.engine_id)
         else:
-            source.tell(Abort(number))
+            self._let_go(request)
             self._send(request)
 
     def _lose(self, engine: EngineProcesses, reason: str) -> None:
@@ -276,10 +290,7 @@ class Deployment:
         requests = list(engine.requests.values())
         engine.requests.clear()
         for request in requests:
-            # a prefill engine may hold what it was reading
-            for holder in self.prefill:
-                if holder.is_alive:
-                    holder.tell(Abort(request.request_id))
+            self._let_go(request)
         try:
             for request in requests:
                 self._send(request)
@@ -316,12 +327,13 @@ class Deployment:
         # readers say goodbye to those that they read from
         for engine in reversed(self.engines):
             engine.close()
-        self._folder.cleanup()
+        self._finalizer()
 
 
-def _kill(engines: Sequence[EngineProcesses]) -> None:
+def _end(engines: Sequence[EngineProcesses], folder: TemporaryDirectory[str]) -> None:
     for engine in engines:
         engine.kill()
+    folder.cleanup()
 
 
 def _devices(device: str, first: int, count: int) -> list[str]:

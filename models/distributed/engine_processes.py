@@ -100,6 +100,9 @@ class EngineProcesses:
 
     def exit_codes(self) -> str:
         """How processes ended that have, for a message."""
+        with suppress(subprocess.TimeoutExpired):
+            # a pipe may close a little before its process has ended
+            self._processes[0].wait(1.0)
         codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
         ended = [f"rank {rank} exited with {code}" for rank, code in codes.items() if code]
         return ", ".join(ended) or "it doesn't answer"

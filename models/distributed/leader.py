@@ -64,7 +64,9 @@ class Leader:
     def run(self) -> None:
         """Serves for as long as it is wanted."""
         while not self._is_closing:
-            letter = self._inbox.take(0 if self._can_step else None)
+            letter = self._inbox.take(self._patience())
+            if letter is None and not self._can_step:
+                self._front_end.send(Progress([], {}))
             while letter is not None and not self._is_closing:
                 self._empty_steps = 0
                 self._on(letter.sender, letter.message)
@@ -72,7 +74,15 @@ class Leader:
             self._hand_overs.start()
             if self.engine.has_work:
                 self._step()
+                # requests that have ended leave blocks, and perhaps nothing else to do
+                self._hand_overs.start()
         self._ranks.close()
+
+    def _patience(self) -> float | None:
+        """How long to wait for a letter; one with requests says now and then that it is alive."""
+        if self._can_step:
+            return 0
+        return self._setup.answer_seconds / 4 if self._requests else None
 
     @property
     def _can_step(self) -> bool:

@@ -21,6 +21,9 @@ from blockstride.models.engine.request import FinishReason
 from blockstride.models.model_options import ModelOptions
 from blockstride.transfer.connector import ConnectorSettings, Counters
 
+START_SECONDS = 600.0
+"""Time for loading a model; ranks and engines wait so long for each other."""
+
 GroupBlocks = list[tuple[int, Int32[np.ndarray, " blocks"]]]
 
 
@@ -39,7 +42,7 @@ class Setup:
         device: Where this rank runs.
         store: File in which ranks find each other.
         transfer: How it hands sequences over; None: it doesn't.
-        answer_seconds: How long ranks wait for each other.
+        answer_seconds: How long ranks wait for each other while they compute.
     """
 
     engine_id: str

@@ -56,6 +56,8 @@ class RankTransfers:
             {i: pool.storage for i, pool in enumerate(pools)}
         )
         self._device, self._on_change = model.device, on_change
+        # the front end must not take a rank that waits for another engine for dead
+        self._load_seconds = min(LOAD_SECONDS, setup.answer_seconds / 2)
         self._loads: dict[str, ReadHandle] = {}
         self._arrived: set[str] = set()
         self._events: list[Event] = []
@@ -82,7 +84,7 @@ class RankTransfers:
                     command.num_tokens,
                     _block_ids(command.blocks),
                     (command.source,),
-                    LOAD_SECONDS,
+                    self._load_seconds,
                 )
                 self._loads[command.name] = self.connector.start_read(request)
             case GiveUp():

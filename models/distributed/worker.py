@@ -25,6 +25,7 @@ from blockstride.layouts.poison import poison_blocks
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.leader import Leader
 from blockstride.models.distributed.messages import (
+    START_SECONDS,
     Changed,
     Close,
     Failed,
@@ -77,11 +78,11 @@ def lead(setup: Setup, front_end: Connection, followers: Sequence[Connection]) -
     model, ranks = _load(setup), Ranks(followers)
     leader = Leader(setup, model, ranks, inbox, front_end)
     addresses = {0: ranks.transfers.address if ranks.transfers else ""}
-    deadline = monotonic() + setup.answer_seconds
+    deadline = monotonic() + START_SECONDS
     while len(addresses) < len(ranks):
         letter = inbox.take(max(0.0, deadline - monotonic()))
         if letter is None:
-            raise TimeoutError(f"ranks: expected all to load in {setup.answer_seconds} s")
+            raise TimeoutError(f"ranks: expected all to load in {START_SECONDS} s")
         match letter.message:
             case Listening():
                 addresses[letter.sender] = letter.message.address
@@ -151,4 +152,7 @@ def _join(setup: Setup) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # all is closed; taking libraries down would cost most of a second
+    os._exit(code)

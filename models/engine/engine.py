@@ -171,7 +171,8 @@ class Engine:
     def report(self) -> EngineReport:
         """What it has done so far, and its pools."""
         layouts = tuple(pool.layout for pool in self.pools)
-        return EngineReport(self.stats, self.scheduler.num_preemptions, layouts)
+        preemptions, free = self.scheduler.num_preemptions, self.blocks.num_free
+        return EngineReport(self.stats, preemptions, free, layouts)
 
     def release(self, request_id: int) -> None:
         """Takes back the blocks that a request holds which doesn't run here any more."""

@@ -53,9 +53,11 @@ class EngineReport:
     Attributes:
         stats: Steps and tokens.
         num_preemptions: Requests that lost their blocks for a while.
+        num_free: Blocks of each pool that nobody holds.
         pools: Where its caches lie, on rank 0.
     """
 
     stats: EngineStats
     num_preemptions: int
+    num_free: tuple[int, ...]
     pools: tuple[PoolLayout, ...]

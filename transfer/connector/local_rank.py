@@ -110,10 +110,13 @@ class LocalRank:
 
         def run() -> None:
             with self.counters.timing("convert_seconds"):
-                function(*arguments)
                 if self.device.type == "cuda":
-                    # NIXL doesn't know streams
-                    torch.cuda.synchronize(self.device)
+                    # a thread begins on device 0, and NIXL doesn't know streams
+                    with torch.cuda.device(self.device):
+                        function(*arguments)
+                        torch.cuda.synchronize()
+                else:
+                    function(*arguments)
 
         return asyncio.get_running_loop().run_in_executor(self._copier, run)
 

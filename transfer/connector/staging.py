@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockstride.kernels import block_copy
+from blockstride.kernels import block_copy, copy_runs
 from blockstride.kernels.checks import expect
-from blockstride.kernels.copy_runs import copy_runs
 from blockstride.layouts import StridedField
 from blockstride.transfer.connector.agent import Registration, TransferAgent
 from blockstride.transfer.connector.pairing import Pairing
@@ -53,6 +52,9 @@ class StagingArea:
             pool: torch.zeros(nbytes, dtype=torch.int8, device=device)
             for pool, nbytes in sizes.items()
         }
+        if device.type == "cuda":
+            # NIXL doesn't know streams: zeros must not come after what it brings
+            torch.cuda.synchronize(device)
         self._agent = agent
         self.registration: Registration = agent.register(self.storages)
 
@@ -94,7 +96,7 @@ def cast_here(pairing: Pairing, local: Sequence[BlockIds], area: Storages, pools
     theirs = pairing.plan.local.rank_cache(pairing.rank).groups
     for index, group in pairing.reader.rank_cache(pairing.rank).groups.items():
         blocks = [
-            _kernel_blocks(ids[index].ids, cache)
+            _kernel_blocks(ids[index].ids, cache).to(pools[group.pool].device)
             for ids, cache in ((staged, theirs[index]), (local, group))
         ]
         placed = zip(theirs[index].placement.fields, group.placement.fields, strict=True)

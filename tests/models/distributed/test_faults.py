@@ -1,0 +1,162 @@
+"""Engines that die, stop or come too late: requests go on elsewhere, and nothing hangs."""
+
+import pytest
+
+from blockstride.models import LLM, SamplingParams
+from blockstride.models.distributed import EngineDiedError
+from tests.models.distributed.deployments import (
+    all_blocks_are_free,
+    engine,
+    greedy,
+    kill,
+    stop,
+    tokens_of,
+    tokens_of_transformers,
+    until,
+)
+
+PROMPTS = ["In the beginning", "x" * 47]
+LONG = "the quick brown fox " * 40
+
+
+def tokens_after(llm, fault, when, prompt, count, params=None):
+    """Tokens of a request whose engines meet with a fault as soon as `when(request)` holds."""
+    ids = llm.tokenizer.encode(prompt).ids
+    request = llm.engine.add_request(ids, params or greedy(count))
+    while request.finish_reason is None:
+        if fault is not None and when(request):
+            fault()
+            fault = None
+        llm.engine.step()
+    assert fault is None, "the fault came too late"
+    return tuple(request.output_ids)
+
+
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_a_prompt_is_computed_elsewhere_when_its_engine_fails(deploy, reference, fault):
+    llm = deploy(
+        reference.path, prefill=engine(prefill_chunk=8), decode=engine(), answer_seconds=4.0
+    )
+    (wanted,) = tokens_of_transformers(reference, llm, [LONG], 5)
+    failing = llm.engine.prefill[0]
+    got = tokens_after(llm, lambda: fault(failing), lambda r: r.num_cached > 8, LONG, 5)
+    assert got == wanted
+    assert not failing.is_alive
+    # and so is the next one
+    assert tokens_of(llm, [LONG], greedy(5)) == [wanted]
+    until(lambda: all_blocks_are_free(llm))
+
+
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, reference, fault):
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=4.0)
+    params = SamplingParams(max_tokens=200, temperature=1.0, seed=5, ignore_eos=True)
+    (wanted,) = tokens_of(LLM(reference.path), PROMPTS[:1], params)
+    failing = llm.engine.decode[0]
+    got = tokens_after(
+        llm, lambda: fault(failing), lambda r: len(r.output_ids) > 3, PROMPTS[0], 200, params
+    )
+    assert got == wanted
+    assert not failing.is_alive
+    assert tokens_of(llm, PROMPTS[:1], params) == [wanted]
+    until(lambda: all_blocks_are_free(llm))
+
+
+def test_an_engine_fails_with_any_of_its_ranks(deploy, reference):
+    llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2))
+    (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 200)
+    failing = llm.engine.decode[0]
+    got = tokens_after(
+        llm, lambda: kill(failing, 1), lambda r: len(r.output_ids) > 3, PROMPTS[0], 200
+    )
+    assert got == wanted
+    assert not failing.is_alive
+
+
+def test_requests_fail_by_name_when_no_engine_is_left(deploy, reference):
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+
+    def kill_all():
+        for each in llm.engine.engines:
+            kill(each)
+
+    with pytest.raises(EngineDiedError, match=r"(prefill|decode)-0: rank 0 exited with -9.*no eng"):
+        tokens_after(llm, kill_all, lambda r: len(r.output_ids) > 3, PROMPTS[0], 500)
+    assert not llm.engine.has_work
+    with pytest.raises(EngineDiedError, match="no engine is left"):
+        llm.generate("abc")
+    assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, monkeypatch):
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=8.0)
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
+    hand_over = llm.engine._hand_over
+
+    def fail_first(source, number):
+        fault(source)
+        hand_over(source, number)
+
+    monkeypatch.setattr(llm.engine, "_hand_over", fail_first)
+    assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
+    failing = llm.engine.prefill[0]
+    failing.kill()
+    (report,) = llm.engine.reports()
+    assert report.failed_loads == 1
+    until(lambda: all_blocks_are_free(llm))
+    assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
+
+
+def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypatch):
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
+    hand_over = llm.engine._hand_over
+
+    def let_go_first(source, number):
+        request = source.requests[number]
+        llm.engine._holders[number] = source
+        llm.engine._let_go(request)
+        until(lambda: num_free(source) == all_of(source))
+        hand_over(source, number)
+
+    def num_free(source):
+        return report(source).num_free
+
+    def all_of(source):
+        return tuple(pool.num_blocks - 1 for pool in report(source).pools)
+
+    def report(source):
+        monkeypatch.setattr(type(llm.engine), "has_work", False)
+        found = {each.engine_id: each.engine for each in llm.engine.reports()}
+        monkeypatch.undo()
+        return found[source.engine_id]
+
+    llm.engine._hand_over = let_go_first
+    assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
+    assert llm.engine.reports()[1].failed_loads == 1
+
+
+def test_a_model_that_ranks_cannot_share_is_refused_by_name(deploy, reference):
+    with pytest.raises(ValueError, match="decode-0: tp_size: expected a divisor of"):
+        deploy(reference.path, decode=engine(tp_size=3))
+    with pytest.raises(ValueError, match="tp_size: expected 1 in one process"):
+        LLM(reference.path, config=engine(tp_size=2))
+    with pytest.raises(ValueError, match="decode: expected at least one engine"):
+        deploy(reference.path, prefill=engine(), decode=[])
+
+
+def test_a_prompt_that_fits_no_engine_is_refused_before_it_is_sent(deploy, reference):
+    llm = deploy(reference.path, prefill=engine(), decode=engine(num_blocks=(3, 4)))
+    with pytest.raises(ValueError, match="prompt: expected at most 47 tokens"):
+        llm.generate(["a", "x" * 60])
+    with pytest.raises(ValueError, match="prompt: expected tokens from 0 to"):
+        llm.engine.add_request([10**6], greedy(1))
+    assert not llm.engine.has_work
+
+
+def test_a_process_that_cannot_start_is_named(reference, deploy, monkeypatch):
+    worker = "blockstride.models.distributed.engine_processes.WORKER"
+    monkeypatch.setattr(worker, "blockstride.nothing")
+    with pytest.raises(EngineDiedError, match="decode-0: rank 0 exited with 1"):
+        deploy(reference.path, decode=engine())

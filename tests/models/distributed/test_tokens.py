@@ -1,0 +1,96 @@
+"""Whatever processes compute a request, it gives the tokens of one engine, and of transformers."""
+
+import pytest
+
+from blockstride.models import LLM, SamplingParams
+from tests.models.distributed.deployments import (
+    all_blocks_are_free,
+    engine,
+    greedy,
+    tokens_of,
+    tokens_of_transformers,
+    until,
+)
+
+PROMPTS = ["a", "In the beginning", "x" * 47, "the quick brown fox " * 9]
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "config"),
+    [
+        (2, {}),
+        (4, {"mamba_proj_bias": True, "tie_word_embeddings": True, "num_experts": 1}),
+        (3, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
+    ],
+)
+def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, tp_size, config):
+    reference = make_reference(**config)
+    llm = deploy(reference.path, decode=engine(tp_size=tp_size, prefill_chunk=32))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
+    assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({}, {"layout": "LBNHC", "block_size": 48, "policy": "unified"}),
+        ({"tp_size": 2, "policy": "unified", "prefill_chunk": 24}, {"layout": "LBHNC"}),
+        ({"block_size": 32, "kernel_block_size": 16}, {"tp_size": 2, "layout": "BHLNC"}),
+    ],
+)
+def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
+    deploy, reference, prefill, decode
+):
+    llm = deploy(reference.path, prefill=engine(**prefill), decode=engine(**decode))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
+    assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
+    first, second = llm.engine.reports()
+    assert first.engine.stats.decode_tokens == 0
+    assert second.engine.stats.prefill_tokens == 0
+    assert second.transfers.requests == len(PROMPTS)
+    until(lambda: all_blocks_are_free(llm))
+
+
+def test_sampled_tokens_are_those_of_one_engine(deploy, reference):
+    params = [SamplingParams(max_tokens=15, temperature=1.0, seed=i) for i in range(4)]
+    wanted = tokens_of(LLM(reference.path), PROMPTS, params)
+    assert tokens_of(LLM(reference.path), PROMPTS, params[::-1]) != wanted
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    assert tokens_of(llm, PROMPTS, params) == wanted
+
+
+def test_more_requests_than_either_engine_holds_are_all_answered(deploy, reference):
+    # the longest request takes all blocks with tokens of the decode engine
+    prompts = [f"{i} " * (1 + 7 * (i % 4)) for i in range(12)]
+    llm = deploy(
+        reference.path,
+        prefill=engine(num_blocks=(3, 6), max_num_seqs=2),
+        decode=engine(num_blocks=(4, 7), max_num_seqs=3),
+    )
+    wanted = tokens_of_transformers(reference, llm, prompts, 9)
+    assert tokens_of(llm, prompts, greedy(9)) == wanted
+    until(lambda: all_blocks_are_free(llm))
+
+
+def test_several_engines_of_a_kind_share_the_work(deploy, reference):
+    llm = deploy(reference.path, prefill=[engine(), engine()], decode=[engine(), engine()])
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 8)
+    assert tokens_of(llm, PROMPTS, greedy(8)) == wanted
+    assert all(report.engine.stats.steps > 0 for report in llm.engine.reports())
+
+
+def test_a_request_may_end_with_its_first_token(deploy, reference):
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    (whole,) = llm.generate("abc", greedy(6))
+    (first,) = llm.generate("abc", greedy(1))
+    assert first.token_ids == whole.token_ids[:1]
+    assert first.finish_reason == "length"
+    stop = SamplingParams(max_tokens=6, stop=(whole.text[0],), ignore_eos=True)
+    (none,) = llm.generate("abc", stop)
+    assert (none.text, none.finish_reason) == ("", "stop")
+    assert "".join(llm.stream("abc", greedy(6))) == whole.text
+    stream = llm.stream("abc", greedy(200))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_work
+    until(lambda: all_blocks_are_free(llm))
