@@ -11,7 +11,7 @@ from blockstride.kernels.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.engine import Engine, EngineConfig
-from blockstride.models.model_options import ModelOptions, default_device
+from blockstride.models.loading import default_device, load_model
 from blockstride.models.text_generator import TextGenerator
 from blockstride.transfer.connector import ConnectorSettings
 
@@ -21,11 +21,9 @@ class LLM(TextGenerator[Engine]):
 
     Args:
         path: Hugging Face checkpoint folder of a Jamba model.
-        dtype: See `ModelOptions`.
+        dtype: See `load_model`.
         device: Where to run; a GPU when there is one and this is None.
-        kv_cache_dtype: See `ModelOptions`.
-        conv_order: Likewise.
-        config: Layout, policy and sizes of the engine.
+        config: Layout, policy, types and sizes of the engine.
 
     Raises:
         ValueError: The checkpoint is missing, damaged, or not one that is supported, or the sizes
@@ -38,15 +36,13 @@ class LLM(TextGenerator[Engine]):
         *,
         dtype: str = "auto",
         device: str | torch.device | None = None,
-        kv_cache_dtype: str = "auto",
-        conv_order: str = "DS",
         config: EngineConfig | None = None,
     ) -> None:
-        ranks = config.tp_size if config else 1
+        config = config or EngineConfig()
+        ranks = config.tp_size
         expect(ranks == 1, "tp_size", "1 in one process; DistributedLLM takes more", ranks)
-        options = ModelOptions(path, dtype, kv_cache_dtype, conv_order)
         tokenizer = Checkpoint(path).tokenizer()
-        self.model = options.load(device)
+        self.model = load_model(path, config, dtype=dtype, device=device)
         super().__init__(tokenizer, Engine(self.model, config))
 
 
@@ -54,8 +50,8 @@ class DistributedLLM(TextGenerator[Deployment]):
     """A model whose engines have a process for each rank, on this machine.
 
     With prefill engines, prompts are computed there, and their caches handed over to decode engines
-    by NIXL; TP sizes, block sizes, layouts and policies may all differ. A request gives the same
-    tokens as in one engine, up to the rounding of sums that ranks share.
+    by NIXL; TP sizes, block sizes, layouts, policies and types may all differ. A request gives the
+    same tokens as in one engine, up to the rounding of sums that ranks share.
 
     Use it as a context manager, or close it: the processes run until then, or until this one ends.
 
@@ -63,10 +59,8 @@ class DistributedLLM(TextGenerator[Deployment]):
         path: Hugging Face checkpoint folder of a Jamba model.
         prefill: One engine or several that compute prompts; none: decode engines do.
         decode: One engine or several that continue them.
-        dtype: See `ModelOptions`.
+        dtype: See `load_model`.
         device: `"cpu"` or `"cuda"`; a GPU when there is one and this is None.
-        kv_cache_dtype: See `ModelOptions`.
-        conv_order: Likewise.
         transfer: How sequences are handed over; None for the defaults.
         answer_seconds: How long an engine that has something to do may say nothing, before it is
             given up and others do its work.
@@ -85,16 +79,15 @@ class DistributedLLM(TextGenerator[Deployment]):
         decode: EngineConfig | Sequence[EngineConfig] = EngineConfig(),  # noqa: B008 (frozen)
         dtype: str = "auto",
         device: str | None = None,
-        kv_cache_dtype: str = "auto",
-        conv_order: str = "DS",
         transfer: ConnectorSettings | None = None,
         answer_seconds: float = 300.0,
     ) -> None:
         tokenizer = Checkpoint(path).tokenizer()
         deployment = Deployment(
-            ModelOptions(path, dtype, kv_cache_dtype, conv_order),
+            path,
             prefill=[prefill] if isinstance(prefill, EngineConfig) else prefill,
             decode=[decode] if isinstance(decode, EngineConfig) else decode,
+            dtype=dtype,
             device=device or default_device(),
             transfer=transfer,
             answer_seconds=answer_seconds,

@@ -15,9 +15,21 @@ from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.distributed.messages import Report
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.llm import LLM, DistributedLLM
-from blockstride.models.model_options import DTYPES
+from blockstride.models.loading import DTYPES
 
-ENGINE_KEYS = ("tp", "layout", "policy", "block", "kernel", "mib", "seqs", "chunk")
+ENGINE_KEYS = (
+    "tp",
+    "layout",
+    "policy",
+    "block",
+    "kernel",
+    "mib",
+    "seqs",
+    "chunk",
+    "kv",
+    "ssm",
+    "conv",
+)
 ENGINE_HELP = (
     "an engine in processes of its own that computes prompts and hands them over, as in "
     "tp=2,layout=BHLNC,block=32; what is left out is as the other options say; repeat for several"
@@ -54,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     engine.add_argument("--kv-cache-dtype", default="auto", help=f"auto, {', '.join(DTYPES)}")
+    engine.add_argument("--ssm-dtype", default=defaults.ssm_dtype, help="of recurrent states")
     engine.add_argument("--device", help="cpu or cuda; a GPU when there is one")
     parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
 
@@ -92,14 +105,12 @@ def _load(args: argparse.Namespace) -> LLM | DistributedLLM:
         cache_bytes=args.cache_mib << 20,
         max_num_seqs=args.max_num_seqs,
         prefill_chunk=args.prefill_chunk,
+        kv_cache_dtype=args.kv_cache_dtype,
+        ssm_dtype=args.ssm_dtype,
+        conv_order=args.conv_order,
         tp_size=args.tp,
     )
-    options = {
-        "dtype": args.dtype,
-        "device": args.device,
-        "kv_cache_dtype": args.kv_cache_dtype,
-        "conv_order": args.conv_order,
-    }
+    options = {"dtype": args.dtype, "device": args.device}
     if config.tp_size == 1 and not args.prefill and not args.decode:
         return LLM(args.model, config=config, **options)
     return DistributedLLM(
@@ -130,6 +141,9 @@ def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfi
         cache_bytes=keys.number("mib", defaults.cache_bytes >> 20) << 20,
         max_num_seqs=keys.number("seqs", defaults.max_num_seqs),
         prefill_chunk=keys.optional("chunk", defaults.prefill_chunk),
+        kv_cache_dtype=keys.text("kv", defaults.kv_cache_dtype),
+        ssm_dtype=keys.text("ssm", defaults.ssm_dtype),
+        conv_order=keys.text("conv", defaults.conv_order),
         tp_size=keys.number("tp", defaults.tp_size),
     )
 

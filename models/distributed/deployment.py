@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -37,7 +38,6 @@ from blockstride.models.distributed.messages import (
 from blockstride.models.engine import EngineConfig, Request, SamplingParams, TokenEvent
 from blockstride.models.engine.engine import check_prompt
 from blockstride.models.engine.request import FinishReason
-from blockstride.models.model_options import ModelOptions
 from blockstride.transfer.connector import ConnectorSettings
 
 HELD_SECONDS = 120.0
@@ -56,9 +56,10 @@ class Deployment:
     The processes end with this one, however it ends.
 
     Args:
-        options: The model.
+        path: Hugging Face checkpoint folder of a Jamba model.
         prefill: Engines that compute prompts; none: decode engines do.
         decode: Engines that continue them.
+        dtype: See `load_model`.
         device: Where they run; ranks are dealt to all GPUs in turn.
         transfer: How sequences are handed over; None for the defaults.
         answer_seconds: How long an engine that has something to do may say nothing.
@@ -71,10 +72,11 @@ class Deployment:
 
     def __init__(
         self,
-        options: ModelOptions,
+        path: str | Path,
         *,
         prefill: Sequence[EngineConfig] = (),
         decode: Sequence[EngineConfig],
+        dtype: str,
         device: str,
         transfer: ConnectorSettings | None = None,
         answer_seconds: float = 300.0,
@@ -87,7 +89,8 @@ class Deployment:
         # request -> the engine whose blocks wait to be read
         self._holders: dict[int, EngineProcesses] = {}
         settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
-        settings = replace(settings, key=settings.key or token_bytes(32)) if prefill else None
+        # whoever gives engines different types wants them converted
+        settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
         self._folder = TemporaryDirectory(prefix="blockstride-")
         ranks = 0
         self.prefill: list[EngineProcesses] = []
@@ -100,7 +103,15 @@ class Deployment:
                 ranks += config.tp_size
                 store = f"{self._folder.name}/{engine_id}"
                 setup = Setup(
-                    engine_id, 0, options, config, devices[0], store, settings, answer_seconds
+                    engine_id,
+                    0,
+                    str(path),
+                    dtype,
+                    config,
+                    devices[0],
+                    store,
+                    settings if prefill else None,
+                    answer_seconds,
                 )
                 engines.append(EngineProcesses(setup, devices))
         self.engines = [*self.prefill, *self.decode]

@@ -18,7 +18,6 @@ from torch import Tensor
 from blockstride.models.batch import GroupTable, StepBatch
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.engine.request import FinishReason
-from blockstride.models.model_options import ModelOptions
 from blockstride.transfer.connector import ConnectorSettings, Counters
 
 START_SECONDS = 600.0
@@ -37,7 +36,8 @@ class Setup:
     Attributes:
         engine_id: Its engine.
         rank: Its tensor-parallel rank; rank 0 leads the others.
-        options: The model.
+        path: Checkpoint folder of the model.
+        dtype: What it computes in; see `load_model`.
         config: The engine.
         device: Where this rank runs.
         store: File in which ranks find each other.
@@ -47,7 +47,8 @@ class Setup:
 
     engine_id: str
     rank: int
-    options: ModelOptions
+    path: str
+    dtype: str
     config: EngineConfig
     device: str
     store: str

@@ -40,6 +40,7 @@ from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.jamba import JambaModel
+from blockstride.models.loading import load_model
 from blockstride.models.parallel import TensorParallel
 
 PARENT = "parent"
@@ -136,7 +137,13 @@ def follow(setup: Setup, leader: Connection) -> None:
 
 def _load(setup: Setup) -> JambaModel:
     """This rank's part of the model."""
-    return setup.options.load(setup.device, TensorParallel(setup.rank, setup.config.tp_size))
+    return load_model(
+        setup.path,
+        setup.config,
+        dtype=setup.dtype,
+        device=setup.device,
+        parallel=TensorParallel(setup.rank, setup.config.tp_size),
+    )
 
 
 def _join(setup: Setup) -> None:

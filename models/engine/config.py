@@ -19,6 +19,10 @@ class EngineConfig:
         policy: One pool for all groups, or one a group.
         block_size: Tokens per block; inflated under `unified` until a page holds a state.
         kernel_block_size: Tokens per block that kernels see; a whole block when None.
+        kv_cache_dtype: What keys and values are cached as, also `"float8_e4m3fn"`; `"auto"` as
+            the model computes.
+        ssm_dtype: What recurrent states are cached as; `"auto"` as float32.
+        conv_order: Memory order of convolution states, `"DS"` or `"SD"`.
         cache_bytes: Memory of each rank for all its pools; mapped when first written.
         num_blocks: Blocks of each pool, null block included, instead of `cache_bytes`.
         max_num_seqs: Requests that run at once.
@@ -36,6 +40,9 @@ class EngineConfig:
     policy: str = "split"
     block_size: int = 16
     kernel_block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    ssm_dtype: str = "auto"
+    conv_order: str = "DS"
     cache_bytes: int = 1 << 30
     num_blocks: int | Sequence[int] | None = None
     max_num_seqs: int = 16

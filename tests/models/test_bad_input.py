@@ -132,8 +132,9 @@ def test_sizes_that_cannot_work_are_named(reference, config, message):
     [
         ({"dtype": "float8_e4m3fn"}, "dtype: expected float32"),
         ({"dtype": "f32"}, "dtype: expected 'auto' or one of"),
-        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype: expected"),
-        ({"conv_order": "XX"}, "conv_order: expected 'DS' or 'SD'"),
+        ({"config": EngineConfig(kv_cache_dtype="int3")}, "kv_cache_dtype: expected"),
+        ({"config": EngineConfig(ssm_dtype="float8_e4m3fn")}, "ssm_dtype: expected float32, bf"),
+        ({"config": EngineConfig(conv_order="XX")}, "conv_order: expected 'DS' or 'SD'"),
     ],
 )
 def test_an_unknown_name_is_answered_with_those_known(reference, options, message):

@@ -106,7 +106,8 @@ def test_more_prompts_than_rows_are_all_answered_in_order(reference):
 
 def test_low_precision_models_and_fp8_caches_generate(reference):
     models = [LLM(reference.path, dtype=dtype) for dtype in ("bfloat16", "float16")]
-    models.append(LLM(reference.path, kv_cache_dtype="float8_e4m3fn"))
+    narrow = EngineConfig(kv_cache_dtype="float8_e4m3fn", ssm_dtype="bfloat16")
+    models.append(LLM(reference.path, config=narrow))
     for llm in models:
         (completion,) = llm.generate("hello", SamplingParams(max_tokens=8, ignore_eos=True))
         assert len(completion.token_ids) == 8

@@ -35,7 +35,10 @@ def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, 
     [
         ({}, {"layout": "LBNHC", "block_size": 48, "policy": "unified"}),
         ({"tp_size": 2, "policy": "unified", "prefill_chunk": 24}, {"layout": "LBHNC"}),
-        ({"block_size": 32, "kernel_block_size": 16}, {"tp_size": 2, "layout": "BHLNC"}),
+        (
+            {"block_size": 32, "kernel_block_size": 16, "conv_order": "SD"},
+            {"tp_size": 2, "layout": "BHLNC"},
+        ),
     ],
 )
 def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
@@ -49,6 +52,18 @@ def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
     assert second.engine.stats.prefill_tokens == 0
     assert second.transfers.requests == len(PROMPTS)
     until(lambda: all_blocks_are_free(llm))
+
+
+def test_types_are_converted_between_engines(deploy, reference):
+    """What one engine has narrowed stays narrow in the other, whatever that could hold."""
+    narrow = {"kv_cache_dtype": "bfloat16", "ssm_dtype": "bfloat16"}
+    llm = deploy(reference.path, prefill=engine(**narrow, tp_size=2), decode=engine())
+    one = LLM(reference.path, config=engine(**narrow))
+    # the second token sees nothing but what was handed over, and itself
+    assert tokens_of(llm, PROMPTS, greedy(2)) == tokens_of(one, PROMPTS, greedy(2))
+    report = llm.engine.reports()[1]
+    assert report.transfers.requests == len(PROMPTS)
+    assert report.transfers.convert_seconds > 0
 
 
 def test_sampled_tokens_are_those_of_one_engine(deploy, reference):

@@ -1,0 +1,83 @@
+"""Loading a model in the types that its engine computes and caches in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockstride.kernels.checks import expect
+from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.engine import EngineConfig
+from blockstride.models.jamba import CacheDtypes, JambaModel
+from blockstride.models.parallel import TensorParallel
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+
+
+def load_model(
+    path: str | Path,
+    config: EngineConfig,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str | None = None,
+    parallel: TensorParallel | None = None,
+) -> JambaModel:
+    """A model, or one rank's part of it.
+
+    Args:
+        path: Hugging Face checkpoint folder of a Jamba model.
+        config: The engine that will run it, whose caches it writes.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`, or `"auto"`: the checkpoint's on a GPU,
+            float32 on a CPU, where narrower types are slower.
+        device: Where to run; a GPU when there is one and this is None.
+        parallel: The rank; None for the whole model.
+
+    Raises:
+        ValueError: An unknown type, or a checkpoint that is missing, damaged or not supported.
+    """
+    checkpoint = Checkpoint(path)
+    where = torch.device(device or default_device())
+    compute = _compute_dtype(dtype, checkpoint.config, where)
+    caches = CacheDtypes(
+        kv=_dtype(config.kv_cache_dtype, "kv_cache_dtype", compute),
+        conv=compute,
+        # the recurrence is computed in float32
+        ssm=_wide_dtype(config.ssm_dtype, "ssm_dtype", torch.float32),
+    )
+    return JambaModel(
+        checkpoint,
+        dtype=compute,
+        device=where,
+        dtypes=caches,
+        conv_order=config.conv_order,
+        parallel=parallel,
+    )
+
+
+def default_device() -> str:
+    """A GPU when there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _compute_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+    stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
+    return _wide_dtype(name, "dtype", torch.float32 if device.type == "cpu" else stored)
+
+
+def _wide_dtype(name: str, argument: str, auto: torch.dtype) -> torch.dtype:
+    dtype = _dtype(name, argument, auto)
+    expect(dtype.itemsize > 1, argument, "float32, bfloat16 or float16", name)
+    return dtype
+
+
+def _dtype(name: str, argument: str, auto: torch.dtype) -> torch.dtype:
+    known = {"auto": auto, **DTYPES}
+    expect(name in known, argument, f"'auto' or one of {', '.join(DTYPES)}", repr(name))
+    return known[name]
