@@ -3,12 +3,17 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jaxtyping
 import pytest
 import torch
 from torch import Tensor
+
+# the laws of recurrences stand in modules of their own, and explain themselves as tests do
+pytest.register_assert_rewrite(
+    "tests.kernels.prompt_laws", "tests.kernels.step_laws", "tests.kernels.ring_laws"
+)
 
 GUARD, GAP = 2, 3  # entries around a pool, and after each innermost row of it
 
@@ -84,6 +89,22 @@ def assert_accurate() -> Callable[[Tensor, Tensor, Tensor], None]:
 
 
 @pytest.fixture
+def assert_follows(assert_accurate: Callable[[Tensor, Tensor, Tensor], None]):
+    """`assert_follows(function, definition, prompts)`: outputs and each block of states."""
+
+    def check(function, definition, prompts: dict[str, Any], plain_dtype=torch.float32) -> None:
+        exact, exact_states = definition(**prompts)
+        plain, plain_states = definition(**prompts, dtype=plain_dtype)
+        out, states = function(**prompts), prompts["ssm_state"]
+        assert out.dtype == (prompts["x"] if "x" in prompts else prompts["v"]).dtype
+        assert_accurate(out, exact, plain.to(out.dtype))
+        for actual, wanted, rounded in zip(states, exact_states, plain_states, strict=True):
+            assert_accurate(actual, wanted, rounded.to(states.dtype))
+
+    return check
+
+
+@pytest.fixture
 def unchecked() -> Iterator[None]:
     """Let arguments of a wrong shape or type through to the kernels' own checks."""
     jaxtyping.config.update("jaxtyping_disable", True)
@@ -99,3 +120,8 @@ def lazy_memory(tmp_path: Path) -> Callable[[int, torch.dtype], Tensor]:
         return torch.from_file(str(tmp_path / "lazy"), shared=True, size=numel, dtype=dtype)
 
     return make
+
+
+@pytest.fixture
+def overflow_is_an_error() -> None:
+    """Integers of Python and of 64 bits overflow nowhere; `gpu/` has kernels whose do."""

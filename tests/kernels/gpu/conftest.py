@@ -54,6 +54,13 @@ def device() -> str:
 
 
 @pytest.fixture
+def on_device(device: str):
+    """Tensors that a test makes are on the device that it is for."""
+    with torch.device(device):
+        yield
+
+
+@pytest.fixture
 def overflow_is_an_error():
     """Integer overflow in a kernel fails the test (only the interpreter can tell)."""
     if not INTERPRET:

@@ -46,6 +46,7 @@ def assert_follows(
     exact, exact_states = definition(**prompts)
     plain, plain_states = definition(**prompts, dtype=plain_dtype)
     out, states = function(**prompts), prompts["ssm_state"]
+    assert out.dtype == (prompts["x"] if "x" in prompts else prompts["v"]).dtype
     assert_within_budget(out, exact, plain.to(out.dtype))
     coarser = max(states.dtype, plain_dtype, key=lambda dtype: torch.finfo(dtype).eps)
     assert_within_budget(states.to(coarser), exact_states, plain_states.to(coarser))

@@ -1,0 +1,52 @@
+"""The laws of recurrences, in Triton."""
+
+from functools import partial
+
+import pytest
+
+from blockstride.kernels import gpu
+from tests.kernels.prompt_laws import *  # noqa: F403
+from tests.kernels.recurrences import Recurrence, delta, each, selective, ssd, step_of
+from tests.kernels.step_laws import *  # noqa: F403
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+SCANS = {
+    f"selective_scan-chunk-{chunk_size}": Recurrence(
+        partial(gpu.selective_scan, chunk_size=chunk_size),
+        selective,
+        ("x", "z", "dt"),
+        {"rtol": 1.3e-6, "atol": 1e-5},
+    )
+    for chunk_size in (0, 8, 32)
+} | {
+    "ssd_scan": Recurrence(
+        partial(gpu.ssd_scan, chunk_size=16), ssd, ("z",), {"rtol": 1e-4, "atol": 1e-4}
+    ),
+    "gated_delta_rule": Recurrence(
+        gpu.gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}
+    ),
+}
+SEVERAL = {
+    "selective_state_update": Recurrence(
+        gpu.selective_state_update,
+        partial(step_of, selective, num_new=2, dim=40),
+        ("x", "z", "dt"),
+    ),
+    "ssd_state_update": Recurrence(
+        gpu.ssd_state_update, partial(step_of, ssd, num_new=2, head_dim=32), ("x", "z")
+    ),
+}
+STEPS = SEVERAL | {
+    "selective_state_update-one-token": SEVERAL["selective_state_update"]._replace(
+        make=partial(step_of, selective, dim=40)
+    ),
+    "ssd_state_update-one-token": SEVERAL["ssd_state_update"]._replace(
+        make=partial(step_of, ssd, head_dim=32)
+    ),
+    "gated_delta_rule_update": Recurrence(
+        gpu.gated_delta_rule_update, partial(step_of, delta), ("v",)
+    ),
+}
+
+scan, step, several = each(SCANS), each(STEPS), each(SEVERAL)

@@ -1,0 +1,165 @@
+"""What holds of every recurrence over prompts, on CPUs and in Triton: `scan` is each of them.
+
+The `test_recurrences.py` of a folder says which those are, and collects the laws from here.
+"""
+
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from blockstride.kernels.dispatch import INTERPRET
+from tests.kernels.recurrences import BF16, F32, NAN, by_token, keep, piece, turned
+
+# the interpreter is slow
+LAW = settings(max_examples=5) if INTERPRET else settings()
+
+
+def test_a_state_is_not_read_without_has_initial_state(scan):
+    """A block that another owner left full of NaN, or of anything, is a fresh one."""
+    inputs = scan.make(initial=False)
+    expected = scan.function(**inputs)
+    inputs["ssm_state"].fill_(NAN)
+    assert torch.equal(scan.function(**inputs), expected)
+
+
+@pytest.mark.parametrize(
+    "cut", [(1, 69), (16, 54), (17, 53), (64, 6), (65, 5), (69, 1), (13, 13, 44)], ids=str
+)
+def test_a_prompt_in_pieces_ends_as_one_call_does(scan, cut):
+    """The state of a piece that ended anywhere reaches the next, in a batch of one."""
+    inputs = scan.make(lengths=(70,), initial=False)
+    state = inputs["ssm_state"].clone()
+    whole = scan.function(**inputs)
+    outs, start = [], 0
+    for length in cut:
+        part = piece(inputs, 0, start, start + length, initial=start > 0)
+        outs.append(scan.function(**(part | {"ssm_state": state})))
+        start += length
+    assert_close(torch.cat(outs), whole, **scan.in_pieces)
+    assert_close(state, inputs["ssm_state"], **scan.in_pieces)
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_the_state_after_a_checkpoint_is_the_state_of_a_prompt_that_ends_there(scan, state_dtype):
+    """A prefix resumed at token N must not get the state of N + 1, also where N ends a chunk."""
+    inputs = scan.make(lengths=(3, 70), state_dtype=state_dtype)
+    initial = inputs["ssm_state"].clone()
+    tokens = (2, 3, 10, 11, 19, 66, 72)
+    keep(inputs, *((token, 4 + i) for i, token in enumerate(tokens)))
+    scan.function(**inputs)
+    for block, token in enumerate(tokens, 4):
+        i, start = (0, 0) if token < 3 else (1, 3)
+        alone = piece(inputs, i, start, token + 1, initial=True) | {"ssm_state": initial.clone()}
+        scan.function(**alone)
+        assert_close(inputs["ssm_state"][block], alone["ssm_state"][2 + i], **scan.in_pieces)
+
+
+@LAW
+@given(lengths=st.lists(st.integers(0, 70), max_size=4))
+def test_a_sequence_does_not_depend_on_its_batch(scan, lengths):
+    inputs = scan.make(lengths=tuple(lengths))
+    states = inputs["ssm_state"].clone()
+    out, starts = scan.function(**inputs), inputs["query_start_loc"].tolist()
+    for i in range(len(lengths)):
+        alone = piece(inputs, i, starts[i], starts[i + 1], initial=True) | {"ssm_state": states}
+        rows = scan.function(**alone)
+        assert_close(rows, out[starts[i] : starts[i + 1]], **scan.in_company)
+    assert_close(states, inputs["ssm_state"], **scan.in_company)
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_nothing_is_touched_but_the_blocks_of_sequences_and_checkpoints(
+    scan, state_dtype, pool_of, assert_same_bits
+):
+    inputs = scan.make(lengths=(5, 0, 3, 70, 9), state_dtype=state_dtype)
+    inputs["state_indices"] = torch.tensor([2, 3, 0, 5, -1], dtype=torch.int32)
+    keep(inputs, (2, 0), (3, 7), (6, 8), (40, 9), (77, -1), (80, 10), (87, 11))
+    states, written, padding = inputs["ssm_state"], [2, 5, 7, 9], [*range(5, 8), *range(78, 87)]
+    states[[block for block in range(len(states)) if block not in {2, 5}]] = NAN
+    for tensor in by_token(inputs).values():
+        tensor[padding] = NAN
+    pool = pool_of(states, (1, 0, *reversed(range(2, states.dim()))))
+    expected = pool.memory.clone()
+    around, out = pool_of(torch.full_like(inputs[scan.replaceable[0]], NAN))
+    assert scan.function(**(inputs | {"ssm_state": pool.view}), out=out) is out
+    assert (out[padding] == 0).all()
+    assert out.isfinite().all()
+    assert pool.view[written].isfinite().all()
+    pool.view[written] = states[written]
+    assert_same_bits(pool.memory, expected)
+    out.fill_(NAN)
+    assert around.isnan().all()
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_a_batch_of_nothing_but_padding_gives_zeros_and_touches_nothing(
+    scan, state_dtype, assert_same_bits
+):
+    inputs = scan.make(lengths=(3, 0, 4), state_dtype=state_dtype)
+    inputs["state_indices"] = torch.tensor([0, 2, -1], dtype=torch.int32)
+    keep(inputs, (1, 3), (3, 4), (7, 5))
+    inputs["ssm_state"].fill_(NAN)
+    before = inputs["ssm_state"].clone()
+    assert (scan.function(**inputs) == 0).all()
+    assert_same_bits(inputs["ssm_state"], before)
+
+
+def test_every_memory_order_gives_the_same_bits(scan, pool_of, assert_same_bits):
+    inputs = scan.make(lengths=(5, 19))
+    keep(inputs, (20, 7))
+    initial = inputs["ssm_state"].clone()
+    out = scan.function(**inputs)
+    for order in permutations(range(initial.dim())):
+        state = pool_of(initial, order).view
+        assert_same_bits(scan.function(**(inputs | {"ssm_state": state})), out)
+        assert_same_bits(state, inputs["ssm_state"])
+
+
+def test_inputs_and_result_may_lie_in_any_order_of_memory(scan):
+    inputs = scan.make(lengths=(5, 19))
+    keep(inputs, (20, 7))
+    moved = {
+        name: turned(value) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
+    moved["ssm_state"] = inputs["ssm_state"].clone()
+    out = turned(torch.full_like(inputs[scan.replaceable[0]], NAN))
+    expected = scan.function(**inputs)
+    assert scan.function(**moved, out=out) is out
+    assert_close(out, expected, **scan.in_company)
+    assert_close(moved["ssm_state"], inputs["ssm_state"], **scan.in_company)
+
+
+def test_the_result_may_replace_an_input(scan, assert_same_bits):
+    for name in scan.replaceable:
+        inputs = scan.make()
+        expected = scan.function(**(inputs | {"ssm_state": inputs["ssm_state"].clone()}))
+        assert scan.function(**inputs, out=inputs[name]) is inputs[name]
+        assert_same_bits(inputs[name], expected)
+
+
+def test_block_ids_times_strides_may_pass_2_to_the_31(
+    scan, lazy_memory, overflow_is_an_error, assert_same_bits
+):
+    inputs = scan.make(lengths=(20,))
+    if inputs["ssm_state"].is_cuda:
+        pytest.skip("no device has memory that takes no room")
+    keep(inputs, (4, 3))
+    dense, stride = inputs["ssm_state"], 2**30 + 8
+    state = lazy_memory(3 * stride + dense[0].numel(), F32).as_strided(
+        (4, *dense.shape[1:]), (stride, *dense.stride()[1:])
+    )
+    state[3] = dense[2]
+    moved = inputs | {
+        "ssm_state": state,
+        "state_indices": torch.tensor([3], dtype=torch.int32),
+        "checkpoint_indices": torch.tensor([2], dtype=torch.int32),
+    }
+    assert_same_bits(scan.function(**moved), scan.function(**inputs))
+    assert_same_bits(state[3], dense[2])
+    assert_same_bits(state[2], dense[3])
