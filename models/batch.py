@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int32, Int64
@@ -41,6 +42,7 @@ class StepBatch:
     Attributes:
         token_ids: New tokens.
         query_start_loc: Prefix sum of the number of new tokens of each sequence.
+        positions: Position of each new token in its sequence.
         seq_lens: Tokens of each sequence, the new ones included.
         has_initial_state: Whether a sequence has tokens before the new ones.
         tables: One for each cache group, in the order of the groups.
@@ -49,10 +51,13 @@ class StepBatch:
         is_decode: Whether every sequence has exactly one new token, after others.
         schedules: Plan of the attention of each group, by its index; the first layer of a group
             that attends makes it for all.
+        angles: What rotary positions make of `positions`; the first layer that asks for some has
+            them computed for all.
     """
 
     token_ids: Int64[Tensor, " num_tokens"]
     query_start_loc: Int32[Tensor, " num_seqs_plus_1"]
+    positions: Int64[Tensor, " num_tokens"]
     seq_lens: Int32[Tensor, " num_seqs"]
     has_initial_state: Bool[Tensor, " num_seqs"]
     tables: tuple[GroupTable, ...]
@@ -60,18 +65,21 @@ class StepBatch:
     max_query_len: int
     is_decode: bool
     schedules: dict[int, AttentionSchedule | None] = field(default_factory=dict)
+    angles: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StepBatch:
-        """The same on a device, without schedules; itself if it is there."""
+        """The same on a device, without what layers have made; itself if it is there."""
         if self.token_ids.device == device:
             return self
         return replace(
             self,
             token_ids=self.token_ids.to(device),
             query_start_loc=self.query_start_loc.to(device),
+            positions=self.positions.to(device),
             seq_lens=self.seq_lens.to(device),
             has_initial_state=self.has_initial_state.to(device),
             tables=tuple(table.to(device) for table in self.tables),
             logits_rows=self.logits_rows.to(device),
             schedules={},
+            angles={},
         )

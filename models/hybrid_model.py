@@ -1,10 +1,12 @@
-"""Jamba over paged caches: a stack of layers, each a mixer and a feed-forward part."""
+"""A hybrid model over paged caches: a stack of layers, each a mixer and feed-forward parts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,49 +17,78 @@ from blockstride import kernels
 from blockstride.layouts import CacheSpec, KVCachePool
 from blockstride.models.batch import StepBatch
 from blockstride.models.checkpoint import Checkpoint, Part
-from blockstride.models.jamba.config import JambaConfig
-from blockstride.models.jamba.feed_forward import ExpertMLP, GatedMLP
-from blockstride.models.jamba.mixers import AttentionMixer, CacheDtypes, MambaMixer, Mixer
-from blockstride.models.jamba.weights import LayerWeights
+from blockstride.models.modules import CacheDtypes, FeedForward, LayerWeights, Mixer
 from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
 
-class JambaLayer:
-    """Norm, mixer, norm, feed-forward; both parts add to the residual stream."""
+class ModelConfig(Protocol):
+    """What every model's config tells."""
 
-    def __init__(
-        self,
-        config: JambaConfig,
-        index: int,
-        weights: LayerWeights,
-        dtypes: CacheDtypes,
-        conv_order: str,
-    ) -> None:
-        self.mixer: Mixer = (
-            AttentionMixer(config, weights, dtypes)
-            if config.has_attention(index)
-            else MambaMixer(config, weights, dtypes, conv_order)
-        )
-        feed_forward = ExpertMLP if config.has_experts(index) else GatedMLP
-        self.feed_forward = feed_forward(config, weights)
-        self.input_norm = weights.tensor("input_layernorm.weight", config.hidden_size)
-        self.feed_forward_norm = weights.tensor("pre_ff_layernorm.weight", config.hidden_size)
-        self.eps = config.rms_norm_eps
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def hidden_size(self) -> int: ...  # noqa: D102
+    @property
+    def num_hidden_layers(self) -> int: ...  # noqa: D102
+    @property
+    def max_position_embeddings(self) -> int: ...  # noqa: D102
+    @property
+    def rms_norm_eps(self) -> float: ...  # noqa: D102
+    @property
+    def tie_word_embeddings(self) -> bool: ...  # noqa: D102
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...  # noqa: D102
+
+
+ConfigType_co = TypeVar("ConfigType_co", bound=ModelConfig, covariant=True)
+
+
+@dataclass
+class Layer:
+    """Norm, mixer, norm, feed-forward; what either gives is added to the residual stream.
+
+    Attributes:
+        input_norm: Gain of the norm before the mixer.
+        mixer: How tokens see earlier ones.
+        feed_forward_norm: Gain of the norm before the feed-forward parts.
+        feed_forward: Parts whose results are added up.
+        eps: Added to the mean square in both norms.
+        multiplier: Of what is added to the residual stream.
+        parallel: The rank.
+    """
+
+    input_norm: Tensor
+    mixer: Mixer
+    feed_forward_norm: Tensor
+    feed_forward: Sequence[FeedForward]
+    eps: float
+    multiplier: float
+    parallel: TensorParallel
 
     def forward(self, hidden: Tensor, residual: Tensor, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """The layer's last addend and the residual stream before it, which the next norm joins."""
         hidden, residual = kernels.rms_norm(hidden, self.input_norm, self.eps, residual=residual)
-        hidden = self.mixer.forward(hidden, batch)
+        hidden = self._addend(self.mixer.forward(hidden, batch))
         hidden, residual = kernels.rms_norm(
             hidden, self.feed_forward_norm, self.eps, residual=residual
         )
-        return self.feed_forward.forward(hidden), residual
+        first, *others = self.feed_forward
+        total = first.forward(hidden)
+        for part in others:
+            total += part.forward(hidden)
+        return self._addend(total), residual
+
+    def _addend(self, partial: Tensor) -> Tensor:
+        total = self.parallel.all_reduce(partial)
+        return total if self.multiplier == 1 else total.mul_(self.multiplier)
 
 
-class JambaModel:
-    """A Jamba model whose mixers read and write paged caches in place.
+class HybridModel(ABC, Generic[ConfigType_co]):
+    """A model whose mixers read and write paged caches in place.
+
+    A family says how its config is read, what its layers are made of, and how its norms are called.
 
     Args:
         checkpoint: Hugging Face checkpoint.
@@ -72,6 +103,14 @@ class JambaModel:
             that the ranks can't share.
     """
 
+    config: ConfigType_co
+    input_norm = "input_layernorm"
+    feed_forward_norm: str
+    final_norm: str
+    embedding_multiplier = 1.0
+    residual_multiplier = 1.0
+    logits_divisor = 1.0
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -82,34 +121,56 @@ class JambaModel:
         conv_order: str = "DS",
         parallel: TensorParallel | None = None,
     ) -> None:
-        self.config = config = JambaConfig.from_dict(checkpoint.config)
         self.dtype, self.device = dtype, torch.device(device)
-        self.parallel = parallel = parallel or TensorParallel()
-        dtypes = dtypes or CacheDtypes(kv=dtype, conv=dtype)
-        weights = LayerWeights(checkpoint, "model.", dtype, self.device, parallel)
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding = weights.tensor("embed_tokens.weight", vocab, hidden)
+        self.dtypes = dtypes or CacheDtypes(kv=dtype, conv=dtype)
+        self.conv_order = conv_order
+        self.parallel = parallel or TensorParallel()
+        self.read_config(checkpoint.config)
+        config, hidden = self.config, self.config.hidden_size
+        weights = LayerWeights(checkpoint, "model.", dtype, self.device, self.parallel)
+        self.embedding = weights.tensor("embed_tokens.weight", config.vocab_size, hidden)
         self.layers = [
-            JambaLayer(
-                config,
-                i,
-                replace(weights, prefix=f"model.layers.{i}."),
-                dtypes,
-                conv_order,
-            )
+            self._layer(i, replace(weights, prefix=f"model.layers.{i}."))
             for i in range(config.num_hidden_layers)
         ]
-        self.final_norm = weights.tensor("final_layernorm.weight", hidden)
-        share = parallel.uneven_share(vocab)
+        self.final_gain = weights.tensor(f"{self.final_norm}.weight", hidden)
+        share = self.parallel.uneven_share(config.vocab_size)
         if config.tie_word_embeddings:
             self.head = kernels.pack_weight(self.embedding[slice(*share)])
         else:
             head = replace(weights, prefix="")
-            self.head = head.matrix("lm_head.weight", vocab, hidden, Part(0, share))
+            self.head = head.matrix("lm_head.weight", config.vocab_size, hidden, Part(0, share))
         unread = checkpoint.unread - {"lm_head.weight"}
         if unread:
-            logger.warning("%d tensors are not part of Jamba, such as %s", len(unread), min(unread))
+            kind = type(self).__name__
+            logger.warning(
+                "%d tensors are no part of %s, such as %s", len(unread), kind, min(unread)
+            )
         checkpoint.close()
+
+    @abstractmethod
+    def read_config(self, values: Mapping[str, Any]) -> None:
+        """Sets `config`, and whatever else follows from a parsed config.json."""
+
+    @abstractmethod
+    def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:
+        """The mixer of a layer."""
+
+    @abstractmethod
+    def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
+        """The feed-forward parts of a layer, one or more."""
+
+    def _layer(self, index: int, weights: LayerWeights) -> Layer:
+        hidden = self.config.hidden_size
+        return Layer(
+            weights.tensor(f"{self.input_norm}.weight", hidden),
+            self.make_mixer(index, weights),
+            weights.tensor(f"{self.feed_forward_norm}.weight", hidden),
+            self.make_feed_forward(index, weights),
+            self.config.rms_norm_eps,
+            self.residual_multiplier,
+            self.parallel,
+        )
 
     def cache_specs(self) -> dict[str, CacheSpec]:
         """Layer name -> what it caches, on all ranks together."""
@@ -129,12 +190,16 @@ class JambaModel:
     def forward(self, batch: StepBatch) -> Float[Tensor, "num_rows vocab_size"]:
         """Logits after the tokens that `batch.logits_rows` names; caches take in all new tokens."""
         hidden = embedding(batch.token_ids, self.embedding)
+        if self.embedding_multiplier != 1:
+            hidden *= self.embedding_multiplier
         residual = torch.zeros_like(hidden)
         for layer in self.layers:
             hidden, residual = layer.forward(hidden, residual, batch)
         hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
         hidden, _ = kernels.rms_norm(
-            hidden, self.final_norm, self.config.rms_norm_eps, residual=residual
+            hidden, self.final_gain, self.config.rms_norm_eps, residual=residual
         )
         logits = kernels.linear(hidden, self.head)
+        if self.logits_divisor != 1:
+            logits /= self.logits_divisor
         return self.parallel.join_columns(logits, self.config.vocab_size)

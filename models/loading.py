@@ -8,10 +8,21 @@ from typing import Any
 import torch
 
 from blockstride.kernels.checks import expect
+from blockstride.models.bamba import BambaModel
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.engine import EngineConfig
-from blockstride.models.jamba import CacheDtypes, JambaModel
+from blockstride.models.granite import GraniteHybridModel
+from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.jamba import JambaModel
+from blockstride.models.modules import CacheDtypes
 from blockstride.models.parallel import TensorParallel
+
+MODELS: dict[str, type[HybridModel]] = {
+    "bamba": BambaModel,
+    "granitemoehybrid": GraniteHybridModel,
+    "jamba": JambaModel,
+}
+"""`model_type` of a config.json -> what runs it."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -28,11 +39,11 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str | None = None,
     parallel: TensorParallel | None = None,
-) -> JambaModel:
+) -> HybridModel:
     """A model, or one rank's part of it.
 
     Args:
-        path: Hugging Face checkpoint folder of a Jamba model.
+        path: Hugging Face checkpoint folder of a model in `MODELS`.
         config: The engine that will run it, whose caches it writes.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`, or `"auto"`: the checkpoint's on a GPU,
             float32 on a CPU, where narrower types are slower.
@@ -51,7 +62,9 @@ def load_model(
         # the recurrence is computed in float32
         ssm=_wide_dtype(config.ssm_dtype, "ssm_dtype", torch.float32),
     )
-    return JambaModel(
+    kind = checkpoint.config.get("model_type")
+    expect(kind in MODELS, "model_type", f"one of {', '.join(MODELS)}", repr(kind))
+    return MODELS[str(kind)](
         checkpoint,
         dtype=compute,
         device=where,

@@ -28,7 +28,7 @@ from blockstride.models.distributed.messages import (
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, Request
-from blockstride.models.jamba import JambaModel
+from blockstride.models.hybrid_model import HybridModel
 
 MAX_EMPTY_STEPS = 2
 
@@ -45,7 +45,7 @@ class Leader:
     """
 
     def __init__(
-        self, setup: Setup, model: JambaModel, ranks: Ranks, inbox: Inbox, front_end: Connection
+        self, setup: Setup, model: HybridModel, ranks: Ranks, inbox: Inbox, front_end: Connection
     ) -> None:
         self._setup, self._ranks = setup, ranks
         self._inbox, self._front_end = inbox, front_end

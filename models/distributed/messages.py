@@ -196,7 +196,8 @@ class Forward:
     @classmethod
     def of(cls, batch: StepBatch) -> Forward:
         """Arrays instead of tensors, which would be pickled as shared memory."""
-        names = [f.name for f in fields(batch) if f.name not in {"tables", "schedules"}]
+        made = {"tables", "schedules", "angles"}
+        names = [f.name for f in fields(batch) if f.name not in made]
         return cls(
             {name: _array(getattr(batch, name)) for name in names},
             [(_array(table.block_table), _array(table.slot_mapping)) for table in batch.tables],

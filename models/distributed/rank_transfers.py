@@ -20,7 +20,7 @@ from blockstride.models.distributed.messages import (
     Setup,
     Withdraw,
 )
-from blockstride.models.jamba import JambaModel
+from blockstride.models.hybrid_model import HybridModel
 from blockstride.transfer import BlockIds, EngineTransferInfo
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
 
@@ -46,7 +46,7 @@ class RankTransfers:
         self,
         setup: Setup,
         settings: ConnectorSettings,
-        model: JambaModel,
+        model: HybridModel,
         pools: Sequence[KVCachePool],
         on_change: Callable[[], object],
     ) -> None:
@@ -115,7 +115,7 @@ def _block_ids(blocks: GroupBlocks) -> list[BlockIds]:
 
 
 def _transfer_info(
-    setup: Setup, model: JambaModel, pools: Sequence[KVCachePool]
+    setup: Setup, model: HybridModel, pools: Sequence[KVCachePool]
 ) -> EngineTransferInfo:
     config, groups = setup.config, [group for pool in pools for group in pool.layout.groups]
     return EngineTransferInfo(

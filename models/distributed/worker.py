@@ -39,7 +39,7 @@ from blockstride.models.distributed.messages import (
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine.pools import make_pools
-from blockstride.models.jamba import JambaModel
+from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.loading import load_model
 from blockstride.models.parallel import TensorParallel
 
@@ -135,7 +135,7 @@ def follow(setup: Setup, leader: Connection) -> None:
         transfers.close()
 
 
-def _load(setup: Setup) -> JambaModel:
+def _load(setup: Setup) -> HybridModel:
     """This rank's part of the model."""
     return load_model(
         setup.path,

@@ -42,6 +42,7 @@ def make_batch(
     return StepBatch(
         token_ids=torch.tensor(tokens, dtype=torch.int64),
         query_start_loc=_tensor(query_start_loc.astype(np.int32)),
+        positions=_tensor(position),
         seq_lens=_tensor(ends.astype(np.int32)),
         has_initial_state=_tensor(starts > 0),
         tables=tables,

@@ -21,7 +21,7 @@ from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampling import SamplingParams, sample
 from blockstride.models.engine.scheduler import Scheduler
-from blockstride.models.jamba import JambaModel
+from blockstride.models.hybrid_model import HybridModel
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(
         self,
-        model: JambaModel,
+        model: HybridModel,
         config: EngineConfig | None = None,
         followers: Followers | None = None,
     ) -> None:

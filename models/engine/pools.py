@@ -6,10 +6,10 @@ from blockstride.layouts import KVCachePool
 from blockstride.layouts.poison import poison_pool
 from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.engine.config import EngineConfig
-from blockstride.models.jamba import JambaModel
+from blockstride.models.hybrid_model import HybridModel
 
 
-def make_pools(model: JambaModel, config: EngineConfig) -> tuple[KVCachePool, ...]:
+def make_pools(model: HybridModel, config: EngineConfig) -> tuple[KVCachePool, ...]:
     """Memory for what a model, or one rank of it, caches.
 
     Raises:

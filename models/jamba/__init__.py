@@ -1,7 +1,6 @@
-"""Jamba: attention and Mamba-1 mixers, MLPs and mixtures of experts."""
+"""Jamba: attention without positions, Mamba-1, MLPs and mixtures of experts."""
 
 from blockstride.models.jamba.config import JambaConfig
-from blockstride.models.jamba.mixers import CacheDtypes
 from blockstride.models.jamba.model import JambaModel
 
-__all__ = ["CacheDtypes", "JambaConfig", "JambaModel"]
+__all__ = ["JambaConfig", "JambaModel"]

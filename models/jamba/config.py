@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from blockstride.kernels.checks import expect
+from blockstride.models.config_values import expect_positive, read_values, token_ids
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,7 @@ class JambaConfig:
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self) -> None:
-        signed = ("expert_layer_offset", "attn_layer_offset", "eos_token_id")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and field.name not in signed:
-                expect(value > 0, field.name, "a positive number", value)
+        expect_positive(self, but=("expert_layer_offset", "attn_layer_offset", "eos_token_id"))
         for kind in ("expert", "attn"):
             offset = getattr(self, f"{kind}_layer_offset")
             period = getattr(self, f"{kind}_layer_period")
@@ -97,17 +94,7 @@ class JambaConfig:
         Raises:
             ValueError: Another architecture, a missing key, or a value that can't be.
         """
-        kind = values.get("model_type")
-        expect(kind == "jamba", "model_type", "'jamba'", repr(kind))
-        known = {field.name: field for field in fields(cls)}
-        given = {name: values[name] for name in known if values.get(name) is not None}
-        # Hugging Face's name for MHA is to leave the number of KV heads out
-        given.setdefault("num_key_value_heads", given.get("num_attention_heads"))
-        for name in list(known)[:6]:
-            expect(given.get(name) is not None, name, "a number in config.json", "nothing")
-        for name, value in given.items():
-            _check_type(name, str(known[name].type), value)
-        return cls(**given)
+        return read_values(cls, "jamba", values)
 
     @property
     def head_size(self) -> int:
@@ -129,8 +116,7 @@ class JambaConfig:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
-        ids = self.eos_token_id
-        return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+        return token_ids(self.eos_token_id)
 
     def has_attention(self, layer: int) -> bool:
         """Whether the mixer of a layer is attention; else it is Mamba."""
@@ -140,16 +126,3 @@ class JambaConfig:
         """Whether a layer is a mixture of experts; else it has one MLP."""
         chosen = layer % self.expert_layer_period == self.expert_layer_offset
         return chosen and self.num_experts > 1
-
-
-def _check_type(name: str, annotation: str, value: object) -> None:
-    kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "list[int]": list}
-    options = [part.strip() for part in annotation.split("|")]
-    right = any(
-        isinstance(value, kinds[part]) and (part == "bool" or not isinstance(value, bool))
-        for part in options
-        if part in kinds
-    )
-    expect(right, name, annotation, repr(value))
-    if isinstance(value, str) and "int" in options:
-        expect(value == "auto", name, "a number or 'auto'", repr(value))

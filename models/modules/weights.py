@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blockstride import kernels
+from blockstride.layouts import Interval
 from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.parallel import TensorParallel
 
@@ -54,3 +56,35 @@ class LayerWeights:
             ValueError: It is missing, damaged, or has another shape.
         """
         return kernels.pack_weight(self.tensor(name, dim_out, dim, part=part))
+
+    def rows(self, name: str, parts: Sequence[Interval], dim_out: int, dim: int) -> Tensor:
+        """Some rows of the matrix `prefix + name` one after the other, packed as one matrix.
+
+        Raises:
+            ValueError: It is missing, damaged, or has another shape.
+        """
+        read = [self.tensor(name, dim_out, dim, part=Part(0, part)) for part in parts]
+        return kernels.pack_weight(torch.cat(read))
+
+    def addend(self, name: str, size: int) -> Tensor | None:
+        """A bias of what ranks add up: the first one's, so that it is added once.
+
+        Raises:
+            ValueError: It is missing, damaged, or has another shape.
+        """
+        bias = self.tensor(name, size)
+        return bias if self.parallel.rank == 0 else None
+
+    def gated_mlp(self, prefix: str, hidden_size: int, inner: int) -> tuple[Tensor, Tensor]:
+        """A rank's part of the matrices of a `GatedMLP`, from `gate_proj`, `up_proj`, `down_proj`.
+
+        Raises:
+            ValueError: One is missing, damaged, or has another shape, or can't be shared.
+        """
+        share = self.parallel.share("intermediate_size", inner)
+        gate, up = (
+            self.tensor(f"{prefix}{name}.weight", inner, hidden_size, part=Part(0, share))
+            for name in ("gate_proj", "up_proj")
+        )
+        down = self.tensor(f"{prefix}down_proj.weight", hidden_size, inner, part=Part(1, share))
+        return torch.cat([gate, up]), down

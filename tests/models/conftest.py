@@ -19,20 +19,39 @@ transformers.logging.disable_progress_bar()
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "checkpoints" / "jamba-kjv"
 
-BASE = {
+COMMON = {
     "vocab_size": 259,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "num_experts": 4,
-    "attn_layer_period": 4,
-    "attn_layer_offset": 1,
-    "mamba_d_state": 8,
     "max_position_embeddings": 4096,
     # wide enough that logits differ clearly, so that greedy choices are no coin tosses
     "initializer_range": 0.15,
+}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
+FAMILIES = {
+    "jamba": (
+        "Jamba",
+        {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 8},
+    ),
+    "granite": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA2,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "bamba": ("Bamba", {**MAMBA2, "attn_layer_indices": [1]}),
 }
 
 
@@ -73,14 +92,18 @@ class Reference:
         return out[0, len(ids) :].tolist()
 
 
-def seeded(path: Path, seed: int = 0, shard: str = "5GB", **config: object) -> Reference:
+def seeded(
+    path: Path, seed: int = 0, shard: str = "5GB", family: str = "jamba", **config: object
+) -> Reference:
     """A model made from a seed and saved."""
     torch.manual_seed(seed)
-    model: Any = transformers.JambaForCausalLM(transformers.JambaConfig(**{**BASE, **config}))
-    # transformers leaves norms and D at one, which would hide a norm applied to the wrong part
+    kind, base = FAMILIES[family]
+    described = getattr(transformers, f"{kind}Config")(**{**COMMON, **base, **config})
+    model: Any = getattr(transformers, f"{kind}ForCausalLM")(described)
+    # transformers leaves these alike, which would hide one that is applied to the wrong part
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith(".D"):
+            if "norm" in name or name.endswith((".D", ".dt_bias")):
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(path, max_shard_size=shard)
     byte_tokenizer().save(str(path / "tokenizer.json"))

@@ -86,7 +86,10 @@ def test_a_missing_shard_is_named(make_reference):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "llama"}, "model_type: expected 'jamba', got 'llama'"),
+        (
+            {"model_type": "llama"},
+            "model_type: expected one of bamba, granitemoehybrid, jamba, got 'llama'",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
         ({"hidden_size": None}, "hidden_size: expected a number"),
         ({"hidden_size": "64"}, "hidden_size: expected int"),

@@ -1,15 +1,10 @@
 """transformers' Jamba is the oracle: the same checkpoint gives the same logits and tokens."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
-import torch
 
 from blockstride.layouts import NAMED_LAYOUTS
-from blockstride.models import Engine, EngineConfig, JambaModel, SamplingParams
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.engine.batching import make_batch
+from tests.models.generations import all_logits, assert_close, generate, tokens
 
 CONFIGS = [
     {},
@@ -34,24 +29,6 @@ CONFIGS = [
 ]
 
 
-def all_logits(path, ids, **config):
-    """Our logits after every token of `ids`."""
-    engine = Engine(JambaModel(Checkpoint(path)), EngineConfig(**config))
-    request = engine.add_request(ids, SamplingParams())
-    rows = []
-    while request.num_cached < len(ids):
-        step = engine.scheduler.schedule()
-        batch = make_batch(step, engine.blocks, engine.groups)
-        batch = replace(batch, logits_rows=torch.arange(batch.token_ids.shape[0]))
-        rows.append(engine.model.forward(batch))
-        request.num_cached += step[0].num_new
-    return torch.cat(rows)
-
-
-def tokens(vocab: int, count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, vocab, count).tolist()
-
-
 @pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())
 )
@@ -60,7 +37,7 @@ def test_logits_are_those_of_transformers(make_reference, config):
     ids = tokens(reference.config.vocab_size, 70)
     expected = reference.logits(ids)
     got = all_logits(reference.path, ids)
-    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert_close(got, expected)
 
 
 def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference):
@@ -68,20 +45,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference):
     expected = reference.logits(ids)
     for chunk in (1, 7, 16):
         got = all_logits(reference.path, ids, prefill_chunk=chunk)
-        assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
-
-
-def generate(path, prompts, count=200, conv_order="DS", **config):
-    """Our greedy continuation of every prompt, all run together, and the engine."""
-    model = JambaModel(Checkpoint(path), conv_order=conv_order)
-    engine = Engine(model, EngineConfig(**config))
-    params = SamplingParams(max_tokens=count, ignore_eos=True)
-    requests = [engine.add_request(prompt, params) for prompt in prompts]
-    while engine.has_work:
-        engine.step()
-    engine.blocks.check()
-    assert engine.blocks.num_free == tuple(p.layout.num_blocks - 1 for p in engine.pools)
-    return [request.output_ids for request in requests], engine
+        assert_close(got, expected)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +109,6 @@ def test_the_shipped_model_gives_the_logits_and_the_200_tokens_of_transformers(s
     ids = Checkpoint(shipped.path).tokenizer().encode(text[:200]).ids
     expected = shipped.logits(ids)
     got = all_logits(shipped.path, ids)
-    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert_close(got, expected)
     (output,), _ = generate(shipped.path, [ids])
     assert output == shipped.greedy(ids, 200)

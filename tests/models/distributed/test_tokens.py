@@ -19,6 +19,8 @@ PROMPTS = ["a", "In the beginning", "x" * 47, "the quick brown fox " * 9]
     ("tp_size", "config"),
     [
         (2, {}),
+        (2, {"family": "granite", "attention_bias": True}),
+        (4, {"family": "bamba"}),
         (4, {"mamba_proj_bias": True, "tie_word_embeddings": True, "num_experts": 1}),
         (3, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
     ],
@@ -52,6 +54,16 @@ def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
     assert second.engine.stats.prefill_tokens == 0
     assert second.transfers.requests == len(PROMPTS)
     until(lambda: all_blocks_are_free(llm))
+
+
+def test_hybrids_with_mamba2_are_handed_over_between_ranks_that_share_groups(
+    deploy, make_reference
+):
+    reference = make_reference(family="granite", mamba_n_groups=1)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2, layout="BHLNC"))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
+    assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
+    assert llm.engine.reports()[1].transfers.requests == len(PROMPTS)
 
 
 def test_types_are_converted_between_engines(deploy, reference):

@@ -1,0 +1,110 @@
+"""Granite 4 hybrids: attention with or without positions, Mamba-2, experts beside an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockstride.layouts import Interval
+from blockstride.models.checkpoint import Part
+from blockstride.models.granite.config import GraniteHybridConfig
+from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.modules import (
+    AttentionMixer,
+    ExpertMLP,
+    FeedForward,
+    GatedMLP,
+    LayerWeights,
+    Mamba2Mixer,
+    Mixer,
+    Rotary,
+)
+
+
+class GraniteHybridModel(HybridModel[GraniteHybridConfig]):
+    """Granite 4 hybrid (IBM 2025), `granitemoehybrid` of transformers; see `HybridModel`."""
+
+    feed_forward_norm = "post_attention_layernorm"
+    final_norm = "norm"
+
+    def read_config(self, values: Mapping[str, Any]) -> None:
+        """Sets `config`, multipliers and positions."""
+        self.config = config = GraniteHybridConfig.from_dict(values)
+        self.embedding_multiplier = config.embedding_multiplier
+        self.residual_multiplier = config.residual_multiplier
+        self.logits_divisor = config.logits_scaling
+        self.rotary = None
+        if config.position_embedding_type == "rope":
+            self.rotary = Rotary.from_config(values, config.head_size, self.device)
+
+    def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:
+        """Attention or Mamba-2, as the config lists them."""
+        config = self.config
+        if config.has_attention(layer):
+            return AttentionMixer(
+                weights,
+                config.hidden_size,
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                config.head_size,
+                dtype=self.dtypes.kv,
+                scale=config.attention_multiplier,
+                rotary=self.rotary,
+                has_bias=config.attention_bias,
+            )
+        return Mamba2Mixer(
+            weights,
+            config.hidden_size,
+            config.mamba_n_heads,
+            config.d_inner // config.mamba_n_heads,
+            config.mamba_d_state,
+            config.mamba_d_conv,
+            n_groups=config.mamba_n_groups,
+            eps=config.rms_norm_eps,
+            dtypes=self.dtypes,
+            conv_order=self.conv_order,
+            has_conv_bias=config.mamba_conv_bias,
+            has_proj_bias=config.mamba_proj_bias,
+        )
+
+    def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
+        """An MLP that every token visits, and experts if there are any."""
+        config = self.config
+        gate_up, down = _joined(weights, "shared_mlp.", (), config.shared_intermediate_size, config)
+        shared = GatedMLP(gate_up, down)
+        if config.num_local_experts == 0:
+            return [shared]
+        count = (config.num_local_experts,)
+        gate_ups, downs = _joined(
+            weights, "block_sparse_moe.", count, config.intermediate_size, config
+        )
+        router = weights.tensor("block_sparse_moe.router.layer.weight", *count, config.hidden_size)
+        experts = ExpertMLP(
+            router, list(gate_ups), list(downs), config.num_experts_per_tok, is_renormalised=True
+        )
+        return [experts, shared]
+
+
+def _joined(
+    weights: LayerWeights,
+    prefix: str,
+    count: tuple[int, ...],
+    inner: int,
+    config: GraniteHybridConfig,
+) -> tuple[Tensor, Tensor]:
+    """A rank's part of gate and up, which are stored as one matrix (a stack of them), and down."""
+    hidden, dim = config.hidden_size, len(count)
+    share = weights.parallel.share(f"{prefix}intermediate_size", inner)
+    parts = [
+        weights.tensor(
+            f"{prefix}input_linear.weight", *count, 2 * inner, hidden, part=Part(dim, interval)
+        )
+        for interval in (share, Interval(inner + share.start, inner + share.stop))
+    ]
+    down = weights.tensor(
+        f"{prefix}output_linear.weight", *count, hidden, inner, part=Part(dim + 1, share)
+    )
+    return torch.cat(parts, dim=dim), down

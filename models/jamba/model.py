@@ -1,0 +1,70 @@
+"""Jamba: attention without positions, Mamba-1, MLPs and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.jamba.config import JambaConfig
+from blockstride.models.modules import (
+    AttentionMixer,
+    ExpertMLP,
+    FeedForward,
+    GatedMLP,
+    LayerWeights,
+    Mamba1Mixer,
+    Mixer,
+)
+
+
+class JambaModel(HybridModel[JambaConfig]):
+    """Jamba (Lieber et al. 2024); see `HybridModel`."""
+
+    feed_forward_norm = "pre_ff_layernorm"
+    final_norm = "final_layernorm"
+
+    def read_config(self, values: Mapping[str, Any]) -> None:
+        """Sets `config`."""
+        self.config = JambaConfig.from_dict(values)
+
+    def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:
+        """Attention in one layer of each period, Mamba-1 in the others."""
+        config = self.config
+        if config.has_attention(layer):
+            return AttentionMixer(
+                weights,
+                config.hidden_size,
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                config.head_size,
+                dtype=self.dtypes.kv,
+            )
+        return Mamba1Mixer(
+            weights,
+            config.hidden_size,
+            config.d_inner,
+            config.mamba_d_state,
+            config.mamba_d_conv,
+            dt_rank=config.dt_rank,
+            eps=config.rms_norm_eps,
+            dtypes=self.dtypes,
+            conv_order=self.conv_order,
+            has_conv_bias=config.mamba_conv_bias,
+            has_proj_bias=config.mamba_proj_bias,
+        )
+
+    def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
+        """One MLP, or experts."""
+        config, sizes = self.config, (self.config.hidden_size, self.config.intermediate_size)
+        if not config.has_experts(layer):
+            return [GatedMLP(*weights.gated_mlp("feed_forward.", *sizes))]
+        experts = [
+            weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes)
+            for i in range(config.num_experts)
+        ]
+        router = weights.tensor(
+            "feed_forward.router.weight", config.num_experts, config.hidden_size
+        )
+        gate_up, down = zip(*experts, strict=True)
+        return [ExpertMLP(router, gate_up, down, config.num_experts_per_tok, is_renormalised=False)]

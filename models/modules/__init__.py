@@ -1,0 +1,23 @@
+"""What hybrid models are made of: token mixers with caches, and feed-forward parts."""
+
+from blockstride.models.modules.attention import AttentionMixer
+from blockstride.models.modules.experts import ExpertMLP
+from blockstride.models.modules.gated_mlp import GatedMLP
+from blockstride.models.modules.mamba1 import Mamba1Mixer
+from blockstride.models.modules.mamba2 import Mamba2Mixer
+from blockstride.models.modules.module import CacheDtypes, FeedForward, Mixer
+from blockstride.models.modules.rotary import Rotary
+from blockstride.models.modules.weights import LayerWeights
+
+__all__ = [
+    "AttentionMixer",
+    "CacheDtypes",
+    "ExpertMLP",
+    "FeedForward",
+    "GatedMLP",
+    "LayerWeights",
+    "Mamba1Mixer",
+    "Mamba2Mixer",
+    "Mixer",
+    "Rotary",
+]

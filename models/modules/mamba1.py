@@ -1,0 +1,110 @@
+"""Mamba-1 over a cache of states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blockstride import kernels
+from blockstride.layouts import CacheSpec, Interval, mamba1
+from blockstride.models.batch import StepBatch
+from blockstride.models.checkpoint import Part
+from blockstride.models.modules.convolution import Convolution
+from blockstride.models.modules.module import CacheDtypes, Mixer
+from blockstride.models.modules.weights import LayerWeights
+
+
+class Mamba1Mixer(Mixer):
+    """Mamba-1 with norms on dt, B and C, as Jamba has it. Ranks share the channels.
+
+    Args:
+        weights: Tensors of this layer.
+        hidden_size: Width of the residual stream.
+        d_inner: Channels.
+        d_state: State size of a channel.
+        d_conv: Width of the convolution.
+        dt_rank: Rank of the step-size projection.
+        eps: Added to the mean square in every norm.
+        dtypes: What the cache holds.
+        conv_order: Memory order of the convolution state.
+        has_conv_bias: Whether the convolution has a bias.
+        has_proj_bias: Whether the projections in and out have one.
+    """
+
+    def __init__(
+        self,
+        weights: LayerWeights,
+        hidden_size: int,
+        d_inner: int,
+        d_state: int,
+        d_conv: int,
+        *,
+        dt_rank: int,
+        eps: float,
+        dtypes: CacheDtypes,
+        conv_order: str = "DS",
+        has_conv_bias: bool = True,
+        has_proj_bias: bool = False,
+    ) -> None:
+        self.parallel = tp = weights.parallel
+        mine = tp.share("mamba_expand * hidden_size", d_inner)
+        rows, columns = Part(0, mine), Part(1, mine)
+        x_and_z = [mine, Interval(d_inner + mine.start, d_inner + mine.stop)]
+        self.in_proj = weights.rows("mamba.in_proj.weight", x_and_z, 2 * d_inner, hidden_size)
+        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, d_inner, columns)
+        self.in_bias = self.out_bias = None
+        if has_proj_bias:
+            bias = weights.tensor("mamba.in_proj.bias", 2 * d_inner)
+            self.in_bias = torch.cat([bias[slice(*part)] for part in x_and_z])
+            self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
+        self.conv = Convolution(weights, [mine], d_inner, d_conv, has_conv_bias)
+        self.x_proj = weights.matrix("mamba.x_proj.weight", dt_rank + 2 * d_state, d_inner, columns)
+        self.dt_proj = weights.matrix("mamba.dt_proj.weight", d_inner, dt_rank, rows)
+        self.norms = [
+            weights.tensor("mamba.dt_layernorm.weight", dt_rank),
+            weights.tensor("mamba.b_layernorm.weight", d_state),
+            weights.tensor("mamba.c_layernorm.weight", d_state),
+        ]
+        # the recurrence is float32 whatever the weights are
+        wide = {"dtype": torch.float32, "part": rows}
+        self.dt_bias = weights.tensor("mamba.dt_proj.bias", d_inner, **wide)
+        self.A = -torch.exp(weights.tensor("mamba.A_log", d_inner, d_state, **wide))
+        self.D = weights.tensor("mamba.D", d_inner, **wide)
+        self.channels, self.sizes, self.eps = mine.size, [dt_rank, d_state, d_state], eps
+        self.spec = mamba1(
+            d_inner,
+            d_state,
+            d_conv,
+            conv_dtype=dtypes.conv,
+            ssm_dtype=dtypes.ssm,
+            conv_order=conv_order,
+        )
+
+    def cache_spec(self) -> CacheSpec:
+        """The last inputs of the convolution, and the recurrent state."""
+        return self.spec
+
+    def bind_kv_cache(self, raw: Tensor) -> None:
+        """Keeps conv and ssm views."""
+        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = shard.bind_kv_cache(raw)
+
+    def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        """Convolves, then runs the recurrence from the cached state, and leaves the last there."""
+        indices = batch.tables[self.group].state_indices
+        x, z = kernels.linear(hidden, self.in_proj, self.in_bias).split(self.channels, dim=1)
+        x = self.conv.forward(x, self.cache.conv_state, indices, batch)
+        parts = self.parallel.all_reduce(kernels.linear(x, self.x_proj)).split(self.sizes, dim=1)
+        dt, B, C = (
+            kernels.rms_norm(part, weight, self.eps)
+            for part, weight in zip(parts, self.norms, strict=True)
+        )
+        ssm = (x, kernels.linear(dt, self.dt_proj), self.A, B, C, self.cache.ssm_state, indices)
+        gates = {"D": self.D, "z": z, "dt_bias": self.dt_bias}
+        if batch.is_decode:
+            y = kernels.selective_state_update(*ssm, **gates)
+        else:
+            y = kernels.selective_scan(
+                *ssm, batch.query_start_loc, batch.has_initial_state, **gates
+            )
+        return kernels.linear(y, self.out_proj, self.out_bias)

@@ -1,0 +1,143 @@
+"""Mamba-2 over a cache of states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from blockstride import kernels
+from blockstride.layouts import CacheSpec, Interval, mamba2
+from blockstride.models.batch import StepBatch
+from blockstride.models.checkpoint import Part
+from blockstride.models.modules.convolution import Convolution
+from blockstride.models.modules.module import CacheDtypes, Mixer
+from blockstride.models.modules.weights import LayerWeights
+
+
+class Mamba2Mixer(Mixer):
+    """Mamba-2: one decay a head, B and C shared by groups of heads, a gated norm at the end.
+
+    Ranks share the heads; they share groups, too, where there are fewer groups than ranks.
+
+    Args:
+        weights: Tensors of this layer.
+        hidden_size: Width of the residual stream.
+        num_heads: Heads of the recurrence.
+        head_dim: Channels of a head.
+        d_state: State size of a channel.
+        d_conv: Width of the convolution.
+        n_groups: Groups of heads.
+        eps: Added to the mean square in the norm.
+        dtypes: What the cache holds.
+        conv_order: Memory order of the convolution state.
+        has_conv_bias: Whether the convolution has a bias.
+        has_proj_bias: Whether the projections in and out have one.
+    """
+
+    def __init__(
+        self,
+        weights: LayerWeights,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        d_state: int,
+        d_conv: int,
+        *,
+        n_groups: int,
+        eps: float,
+        dtypes: CacheDtypes,
+        conv_order: str = "DS",
+        has_conv_bias: bool = True,
+        has_proj_bias: bool = False,
+    ) -> None:
+        self.parallel = tp = weights.parallel
+        inner, shared = num_heads * head_dim, n_groups * d_state
+        x = tp.share("mamba_n_heads", inner, unit=head_dim)
+        heads = Interval(x.start // head_dim, x.stop // head_dim)
+        group = tp.share("mamba_n_groups", shared, unit=d_state, is_replicated=True)
+        conv = [x, _after(inner, group), _after(inner + shared, group)]
+        total = inner + 2 * shared
+        # z, then what is convolved, then dt
+        parts = [x, *(_after(inner, part) for part in conv), _after(inner + total, heads)]
+        rows = inner + total + num_heads
+        self.in_proj = weights.rows("mamba.in_proj.weight", parts, rows, hidden_size)
+        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, inner, Part(1, x))
+        self.in_bias = self.out_bias = None
+        if has_proj_bias:
+            bias = weights.tensor("mamba.in_proj.bias", rows)
+            self.in_bias = torch.cat([bias[slice(*part)] for part in parts])
+            self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
+        self.conv = Convolution(weights, conv, total, d_conv, has_conv_bias)
+        wide = {"dtype": torch.float32, "part": Part(0, heads)}
+        self.dt_bias = weights.tensor("mamba.dt_bias", num_heads, **wide)
+        self.A = -torch.exp(weights.tensor("mamba.A_log", num_heads, **wide))
+        self.D = weights.tensor("mamba.D", num_heads, **wide)
+        self.norm = weights.tensor("mamba.norm.weight", inner, part=Part(0, x))
+        self.eps, self.group_size = eps, inner // n_groups
+        self.num_groups, self.first_group = n_groups, group.start // d_state
+        self.heads, self.head_dim, self.d_state = heads.size, head_dim, d_state
+        self.sizes = [x.size, x.size + 2 * group.size, heads.size]
+        self.conv_sizes = [x.size, group.size, group.size]
+        self.spec = mamba2(
+            num_heads,
+            head_dim,
+            d_state,
+            d_conv,
+            n_groups=n_groups,
+            conv_dtype=dtypes.conv,
+            ssm_dtype=dtypes.ssm,
+            conv_order=conv_order,
+        )
+
+    def cache_spec(self) -> CacheSpec:
+        """The last inputs of the convolution, and the recurrent states of all heads."""
+        return self.spec
+
+    def bind_kv_cache(self, raw: Tensor) -> None:
+        """Keeps conv and ssm views."""
+        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = shard.bind_kv_cache(raw)
+
+    def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
+        """Convolves, then runs the recurrence from the cached state, and leaves the last there."""
+        indices = batch.tables[self.group].state_indices
+        projected = kernels.linear(hidden, self.in_proj, self.in_bias)
+        z, x, dt = projected.split(self.sizes, dim=1)
+        x = self.conv.forward(x, self.cache.conv_state, indices, batch)
+        x, B, C = x.split(self.conv_sizes, dim=1)
+        ssm = (
+            x.unflatten(1, (self.heads, self.head_dim)),
+            dt,
+            self.A,
+            B.unflatten(1, (-1, self.d_state)),
+            C.unflatten(1, (-1, self.d_state)),
+            self.cache.ssm_state,
+            indices,
+        )
+        if batch.is_decode:
+            y = kernels.ssd_state_update(*ssm, D=self.D, dt_bias=self.dt_bias)
+        else:
+            y = kernels.ssd_scan(
+                *ssm,
+                batch.query_start_loc,
+                batch.has_initial_state,
+                D=self.D,
+                dt_bias=self.dt_bias,
+            )
+        return kernels.linear(self._norm(y.flatten(1), z), self.out_proj, self.out_bias)
+
+    def _norm(self, y: Tensor, z: Tensor) -> Tensor:
+        """Gates, and normalises group by group, also where ranks have parts of a group each."""
+        if self.group_size <= y.shape[1]:
+            return kernels.rms_norm(y, self.norm, self.eps, gate=z, group_size=self.group_size)
+        gated = y.float() * silu(z.float())
+        squares = gated.new_zeros(len(y), self.num_groups)
+        squares[:, self.first_group] = gated.square().sum(1)
+        mean = self.parallel.all_reduce(squares)[:, self.first_group, None] / self.group_size
+        return (gated * torch.rsqrt(mean + self.eps) * self.norm).to(y.dtype)
+
+
+def _after(start: int, part: Interval) -> Interval:
+    """The same part of what begins at `start`."""
+    return Interval(start + part.start, start + part.stop)

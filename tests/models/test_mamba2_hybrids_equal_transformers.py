@@ -1,0 +1,101 @@
+"""transformers' Granite and Bamba are the oracle: equal logits and tokens from one checkpoint."""
+
+import json
+
+import pytest
+
+from tests.models.generations import all_logits, assert_close, generate, tokens
+
+CASES = [
+    ("granite", {}),
+    ("granite", {"num_local_experts": 0, "position_embedding_type": None}),
+    ("granite", {"mamba_n_groups": 1, "tie_word_embeddings": True, "attention_bias": True}),
+    ("granite", {"mamba_n_groups": 8, "mamba_proj_bias": True, "mamba_conv_bias": False}),
+    ("granite", {"num_experts_per_tok": 1, "mamba_expand": 4, "mamba_d_conv": 2}),
+    ("granite", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    ("bamba", {}),
+    ("bamba", {"attn_layer_indices": [0, 3], "mamba_n_groups": 1, "num_key_value_heads": 4}),
+    ("bamba", {"attn_layer_indices": [2], "tie_word_embeddings": True, "mamba_d_state": 5}),
+    ("bamba", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}),
+]
+IDS = [f"{family}-{','.join(config) or 'base'}" for family, config in CASES]
+
+
+@pytest.fixture(scope="module", params=["granite", "bamba"])
+def reference(request, make_reference):
+    return make_reference(family=request.param)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [tokens(259, n, seed=n) for n in (300, 1, 17, 64)]
+
+
+@pytest.fixture(scope="module")
+def answers(reference, prompts):
+    return [reference.greedy(prompt, 60) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("family", "config"), CASES, ids=IDS)
+def test_logits_are_those_of_transformers(make_reference, family, config):
+    reference = make_reference(family=family, seed=len(str(config)), **config)
+    ids = tokens(259, 70)
+    assert_close(all_logits(reference.path, ids), reference.logits(ids))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference, chunk):
+    ids = tokens(259, 70)
+    assert_close(all_logits(reference.path, ids, prefill_chunk=chunk), reference.logits(ids))
+
+
+@pytest.mark.parametrize("policy", ["split", "unified"])
+@pytest.mark.parametrize("layout", ["BHLNC", "LBNHC"])
+def test_layouts_policies_and_batches_give_the_same_tokens(
+    reference, prompts, answers, layout, policy
+):
+    # few blocks, so that requests take over blocks that others left poisoned
+    blocks = (3, 60) if policy == "split" else 60
+    got, engine = generate(
+        reference.path,
+        prompts,
+        60,
+        layout=layout,
+        policy=policy,
+        conv_order="SD" if policy == "split" else "DS",
+        prefill_chunk=50,
+        num_blocks=blocks,
+        max_num_seqs=3,
+        poison=True,
+    )
+    assert got == answers
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_positions_of_a_kind_that_is_not_known_are_refused_by_name(make_reference):
+    path = make_reference(family="bamba").path
+    config = json.loads((path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="rope_type: expected 'default', got 'yarn'"):
+        all_logits(path, [5])
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("granite", {"layer_types": ["mamba"]}, "layer_types: expected 4 of"),
+        ("granite", {"layer_types": None}, "layer_types: expected a list in config.json"),
+        ("granite", {"mamba_n_heads": 7}, "mamba_n_heads: expected a divisor of 128, got 7"),
+        ("granite", {"mamba_n_groups": 3}, "mamba_n_groups: expected a divisor of 8 heads, got 3"),
+        ("granite", {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most 4, got 5"),
+        ("bamba", {"attn_layer_indices": [4]}, "attn_layer_indices: expected layers from 0 to 3"),
+        ("bamba", {"mlp_bias": True}, "mlp_bias: expected false"),
+    ],
+)
+def test_an_impossible_config_is_explained(make_reference, family, values, message):
+    path = make_reference(family=family).path
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(ValueError, match=message):
+        all_logits(path, [5])
