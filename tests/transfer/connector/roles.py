@@ -98,6 +98,14 @@ def connector(name: str = "d") -> Connector:
     return STATE["connectors"][name]
 
 
+def link_ahead(seconds: float = 20.0) -> None:
+    """Links to the producer before there is a request."""
+    connector().connect(STATE["case"].remote.engine_id)
+    end = monotonic() + seconds
+    while connector().resources()["links"] == 0:
+        assert monotonic() < end, f"no link within {seconds} s"
+
+
 def start(
     name: str = "r",
     push: bool = False,

@@ -8,7 +8,9 @@ import torch
 
 from blockstride.transfer import BlockIds
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadRequest
+from tests.transfer.connector import roles
 from tests.transfer.connector.bulk import bulk
+from tests.transfer.connector.scenes import scene
 
 INFO = bulk(8).local
 MADE = bulk(8).request()
@@ -85,3 +87,34 @@ def test_a_closed_connector_says_so():
     connector.close()
     with pytest.raises(ValueError, match="and isn't closed"):
         connector.ended_leases()
+
+
+def test_whoever_waits_is_told_of_every_change():
+    changes = []
+    with Connector(INFO, on_change=lambda: changes.append(None)) as connector:
+        connector.register_kv_caches(pools())
+        connector.offer("held", 8 * 16, MADE.local)
+        assert not changes
+        assert connector.withdraw("held")
+        assert len(changes) == 1
+        handle = connector.start_read(ReadRequest("r", 8 * 16, MADE.local, ("nobody",)))
+        assert handle.wait_settled(10.0)
+        # it is done, and it has settled
+        assert len(changes) == 3
+
+
+def test_linking_to_an_engine_that_is_not_there_is_no_error_yet():
+    with Connector(INFO, 0, ConnectorSettings(answer_seconds=0.2)) as connector:
+        connector.register_kv_caches(pools())
+        connector.connect("nobody")
+        connector.add_peer("producer", ["tcp://127.0.0.1:9"])
+        connector.connect("producer")
+        assert connector.resources()["links"] == 0
+
+
+def test_a_reader_that_has_linked_ahead_makes_no_handshake_for_a_request(crew):
+    here = scene(crew)
+    here.reader.call(roles.link_ahead)
+    assert here.reader.call(roles.counters).handshakes == 1
+    here.read()
+    assert here.reader.call(roles.counters).handshakes == 1
