@@ -20,7 +20,7 @@ class LLM(TextGenerator[Engine]):
     """A model with its tokenizer and engine, in this process.
 
     Args:
-        path: Hugging Face checkpoint folder of a Jamba model.
+        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba.
         dtype: See `load_model`.
         device: Where to run; a GPU when there is one and this is None.
         config: Layout, policy, types and sizes of the engine.
@@ -56,7 +56,7 @@ class DistributedLLM(TextGenerator[Deployment]):
     Use it as a context manager, or close it: the processes run until then, or until this one ends.
 
     Args:
-        path: Hugging Face checkpoint folder of a Jamba model.
+        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba.
         prefill: One engine or several that compute prompts; none: decode engines do.
         decode: One engine or several that continue them.
         dtype: See `load_model`.

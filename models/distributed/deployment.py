@@ -16,13 +16,11 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-import torch
-
 from blockstride.kernels.checks import expect
-from blockstride.models.distributed.engine_processes import EngineProcesses
+from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.inbox import Ended, Inbox
+from blockstride.models.distributed.launch import plan_engines, start_engines
 from blockstride.models.distributed.messages import (
-    START_SECONDS,
     Abort,
     Ask,
     Failed,
@@ -30,9 +28,7 @@ from blockstride.models.distributed.messages import (
     NewToken,
     Peers,
     Progress,
-    Ready,
     Report,
-    Setup,
     Submit,
 )
 from blockstride.models.engine import EngineConfig, Request, SamplingParams, TokenEvent
@@ -46,17 +42,13 @@ HELD_SECONDS = 120.0
 logger = logging.getLogger(__name__)
 
 
-class EngineDiedError(RuntimeError):
-    """No engine is left that could do what was asked."""
-
-
 class Deployment:
     """Engines of one model, each in a process for each of its ranks.
 
     The processes end with this one, however it ends.
 
     Args:
-        path: Hugging Face checkpoint folder of a Jamba model.
+        path: Hugging Face checkpoint folder.
         prefill: Engines that compute prompts; none: decode engines do.
         decode: Engines that continue them.
         dtype: See `load_model`.
@@ -88,64 +80,36 @@ class Deployment:
         self._next_id = 0
         # request -> the engine whose blocks wait to be read
         self._holders: dict[int, EngineProcesses] = {}
-        settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
-        # whoever gives engines different types wants them converted
-        settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
         self._folder = TemporaryDirectory(prefix="blockstride-")
-        ranks = 0
-        self.prefill: list[EngineProcesses] = []
-        self.decode: list[EngineProcesses] = []
-        named = [(self.prefill, "prefill", prefill), (self.decode, "decode", decode)]
-        for engines, role, configs in named:
-            for i, config in enumerate(configs):
-                engine_id = f"{role}-{i}"
-                devices = _devices(device, ranks, config.tp_size)
-                ranks += config.tp_size
-                store = f"{self._folder.name}/{engine_id}"
-                setup = Setup(
-                    engine_id,
-                    0,
-                    str(path),
-                    dtype,
-                    config,
-                    devices[0],
-                    store,
-                    settings if prefill else None,
-                    answer_seconds,
-                )
-                engines.append(EngineProcesses(setup, devices))
-        self.engines = [*self.prefill, *self.decode]
+        settings = None
+        if prefill:
+            settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
+            # whoever gives engines different types wants them converted
+            settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
+        self.engines = plan_engines(
+            [
+                *((f"prefill-{i}", config) for i, config in enumerate(prefill)),
+                *((f"decode-{i}", config) for i, config in enumerate(decode)),
+            ],
+            path=path,
+            dtype=dtype,
+            device=device,
+            folder=self._folder.name,
+            transfer=settings,
+            answer_seconds=answer_seconds,
+        )
+        self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
         self._finalizer = weakref.finalize(self, _end, self.engines, self._folder)
         try:
-            self._start()
+            answers = start_engines(self.engines, self._inbox)
         except BaseException:
-            self.close()
+            self._finalizer()
             raise
-
-    def _start(self) -> None:
-        for engine in self.engines:
-            engine.start(self._inbox)
-        deadline = monotonic() + START_SECONDS
-        while any(engine.ready is None for engine in self.engines):
-            letter = self._inbox.take(max(0.0, deadline - monotonic()))
-            if letter is None:
-                late = ", ".join(e.engine_id for e in self.engines if e.ready is None)
-                raise TimeoutError(f"{late}: expected to be ready in {START_SECONDS} s")
-            engine, message = letter
-            match message:
-                case Ready():
-                    engine.ready = message
-                case Failed():
-                    raise message.error(f"{engine.engine_id}: {message.reason}")
-                case Ended():
-                    raise EngineDiedError(f"{engine.engine_id}: {engine.exit_codes()}")
-        answers = [engine.ready for engine in self.engines if engine.ready is not None]
         self.max_len = min(ready.max_len for ready in answers)
         self._vocab_size = answers[0].vocab_size
-        for source in self.prefill:
-            assert source.ready is not None, "all are ready"
+        for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:
-                reader.tell(Peers(source.engine_id, source.ready.addresses))
+                reader.tell(Peers(source.engine_id, ready.addresses))
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Sends a request to an engine.
@@ -234,14 +198,15 @@ class Deployment:
         busy = [engine for engine in self.engines if engine.requests]
         if not busy:
             return []
-        letter = self._inbox.take(self._patience(busy))
-        if letter is None:
-            now = monotonic()
-            for engine in busy:
-                if now - engine.last_heard >= self._answer_seconds:
-                    self._lose(engine, f"it has said nothing for {self._answer_seconds} s")
-            return []
-        return self._on(letter.sender, letter.message)
+        deaf = [engine for engine in busy if not engine.is_alive]
+        letter = None if deaf else self._inbox.take(self._patience(busy))
+        if letter is not None:
+            return self._on(letter.sender, letter.message)
+        now = monotonic()
+        for engine in busy:
+            if engine in deaf or now - engine.last_heard >= self._answer_seconds:
+                self._lose(engine, f"it has not answered for {self._answer_seconds} s")
+        return []
 
     def _patience(self, engines: Sequence[EngineProcesses]) -> float:
         """Until the first of some engines has been silent for too long."""
@@ -345,9 +310,3 @@ def _end(engines: Sequence[EngineProcesses], folder: TemporaryDirectory[str]) ->
     for engine in engines:
         engine.kill()
     folder.cleanup()
-
-
-def _devices(device: str, first: int, count: int) -> list[str]:
-    if device != "cuda":
-        return [device] * count
-    return [f"cuda:{(first + i) % torch.cuda.device_count()}" for i in range(count)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,11 +16,15 @@ from time import monotonic
 from typing import Any
 
 from blockstride.models.distributed.inbox import Inbox
-from blockstride.models.distributed.messages import Close, Ready, Setup
+from blockstride.models.distributed.messages import Close, Setup
 from blockstride.models.engine import Request
 
 WORKER = "blockstride.models.distributed.worker"
 CLOSE_SECONDS = 10.0
+
+
+class EngineDiedError(RuntimeError):
+    """No engine is left that could do what was asked."""
 
 
 @dataclass(eq=False)
@@ -31,7 +37,6 @@ class EngineProcesses:
 
     Attributes:
         requests: Those that the engine is working on, by the front end's number.
-        ready: What it said when it was loaded; None before that.
         is_alive: Whether it may be asked for anything.
         last_heard: When it said something, or was asked first for something.
     """
@@ -39,7 +44,6 @@ class EngineProcesses:
     setup: Setup
     devices: Sequence[str]
     requests: dict[int, Request] = field(default_factory=dict)
-    ready: Ready | None = None
     is_alive: bool = True
     last_heard: float = 0.0
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -58,6 +62,7 @@ class EngineProcesses:
     def start(self, inbox: Inbox) -> None:
         """Starts all ranks; what rank 0 says goes to an inbox."""
         self._pipe, leader = Pipe()
+        _limit_sends(self._pipe, self.setup.answer_seconds)
         self._pipe.send(self.setup)
         ours, theirs = [], []
         for rank in range(1, len(self.devices)):
@@ -93,10 +98,14 @@ class EngineProcesses:
         return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def tell(self, message: Any) -> None:
-        """Says something to rank 0, if it still listens; its end is noticed elsewhere."""
+        """Says something to rank 0, if it listens; whether it does is noticed elsewhere."""
         assert self._pipe is not None, "it was started"
-        with suppress(OSError):
-            self._pipe.send(message)
+        if self.is_alive:
+            try:
+                self._pipe.send(message)
+            except OSError:
+                # perhaps half of it was sent
+                self.is_alive = False
 
     def exit_codes(self) -> str:
         """How processes ended that have, for a message."""
@@ -126,3 +135,10 @@ class EngineProcesses:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - monotonic()))
         self.kill()
+
+
+def _limit_sends(pipe: Connection, seconds: float) -> None:
+    """Has a send fail when nobody makes room for it in time, instead of waiting for ever."""
+    with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blockstride.models.distributed.messages import (
+from blockstride.models.distributed.rank_messages import (
     Arrived,
     GiveUp,
     LeaseOver,

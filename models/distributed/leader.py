@@ -9,21 +9,23 @@ from blockstride.models.distributed.hand_over import HandOvers
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.messages import (
     Abort,
-    Arrived,
     Ask,
-    Changed,
     Close,
     Failed,
     Held,
-    LeaseOver,
     NewToken,
-    Offered,
     Peers,
     Progress,
     Report,
-    Settled,
     Setup,
     Submit,
+)
+from blockstride.models.distributed.rank_messages import (
+    Arrived,
+    Changed,
+    LeaseOver,
+    Offered,
+    Settled,
 )
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks

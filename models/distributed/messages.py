@@ -1,29 +1,18 @@
-"""What the processes of a deployment say to each other.
+"""What the front end and rank 0 of an engine say to each other.
 
 All are children of one program and talk through pipes that nobody else can open, hence pickle.
-Blocks are, for each group, the first position of a block table that counts, and ids from there on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from jaxtyping import Int32
-from torch import Tensor
-
-from blockstride.models.batch import GroupTable, StepBatch
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.engine.request import FinishReason
 from blockstride.transfer.connector import ConnectorSettings, Counters
 
 START_SECONDS = 600.0
 """Time for loading a model; ranks and engines wait so long for each other."""
-
-GroupBlocks = list[tuple[int, Int32[np.ndarray, " blocks"]]]
 
 
 # what a process is told first
@@ -54,11 +43,6 @@ class Setup:
     store: str
     transfer: ConnectorSettings | None
     answer_seconds: float
-
-
-@dataclass(frozen=True)
-class Join:
-    """To followers: all ranks have loaded, and meet now."""
 
 
 # from the front end to rank 0
@@ -102,6 +86,14 @@ class Ask:
 @dataclass(frozen=True)
 class Close:
     """End politely; also from rank 0 to its followers."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Where the ranks of an engine that hands over listen; rank 0 tells the others."""
+
+    engine_id: str
+    addresses: tuple[str, ...]
 
 
 # from rank 0 to the front end
@@ -181,131 +173,3 @@ class Failed:
         kind = type(error) if type(error) in {ValueError, TypeError, OSError} else RuntimeError
         text = str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
         return cls(kind, text)
-
-
-# from rank 0 to all ranks, itself among them
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Compute a batch."""
-
-    values: dict[str, Any] = field(repr=False)
-    tables: list[tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
-
-    @classmethod
-    def of(cls, batch: StepBatch) -> Forward:
-        """Arrays instead of tensors, which would be pickled as shared memory."""
-        made = {"tables", "schedules", "angles"}
-        names = [f.name for f in fields(batch) if f.name not in made]
-        return cls(
-            {name: _array(getattr(batch, name)) for name in names},
-            [(_array(table.block_table), _array(table.slot_mapping)) for table in batch.tables],
-        )
-
-    @property
-    def batch(self) -> StepBatch:
-        """What was sent."""
-        tables = tuple(GroupTable(_tensor(ids), _tensor(slots)) for ids, slots in self.tables)
-        values: dict[str, Any] = {name: _tensor(value) for name, value in self.values.items()}
-        return StepBatch(tables=tables, **values)
-
-
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value
-
-
-def _tensor(value: Any) -> Any:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
-@dataclass(frozen=True)
-class Poison:
-    """Fill freed blocks of each pool with NaN."""
-
-    blocks: Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Where the ranks of an engine that hands over listen; also from the front end to rank 0."""
-
-    engine_id: str
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Hold blocks for readers."""
-
-    name: str
-    num_tokens: int
-    blocks: GroupBlocks
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Don't hold them any more."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Load:
-    """Read blocks from the engine that holds them."""
-
-    name: str
-    num_tokens: int
-    blocks: GroupBlocks
-    source: str
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Don't read them any more."""
-
-    name: str
-
-
-# from every rank to rank 0
-
-
-@dataclass(frozen=True)
-class Listening:
-    """A rank has loaded its part of the model; "" when it hands nothing over."""
-
-    address: str
-
-
-@dataclass(frozen=True)
-class Offered:
-    """This rank holds the blocks."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class LeaseOver:
-    """It doesn't hold them any more."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """Its part of a load has ended, well if there is no error."""
-
-    name: str
-    error: str
-
-
-@dataclass(frozen=True)
-class Changed:
-    """To a rank from itself: its hand-overs have brought something."""
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Nothing writes to the blocks of a load any more."""
-
-    name: str

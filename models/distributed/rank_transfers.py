@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from blockstride.layouts import KVCacheLayout, KVCachePool
-from blockstride.models.distributed.messages import (
+from blockstride.models.distributed.messages import Peers, Setup
+from blockstride.models.distributed.rank_messages import (
     Arrived,
     GiveUp,
     GroupBlocks,
@@ -15,9 +16,7 @@ from blockstride.models.distributed.messages import (
     Load,
     Offer,
     Offered,
-    Peers,
     Settled,
-    Setup,
     Withdraw,
 )
 from blockstride.models.hybrid_model import HybridModel

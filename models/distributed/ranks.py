@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from blockstride.models.batch import StepBatch
-from blockstride.models.distributed.messages import Close, Forward, Join, Poison
+from blockstride.models.distributed.messages import Close
+from blockstride.models.distributed.rank_messages import Forward, Join, Poison
 from blockstride.models.distributed.rank_transfers import Command, Event, RankTransfers
 
 

@@ -24,18 +24,8 @@ from torch._C._distributed_c10d import FileStore
 from blockstride.layouts.poison import poison_blocks
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.leader import Leader
-from blockstride.models.distributed.messages import (
-    START_SECONDS,
-    Changed,
-    Close,
-    Failed,
-    Forward,
-    Join,
-    Listening,
-    Poison,
-    Ready,
-    Setup,
-)
+from blockstride.models.distributed.messages import START_SECONDS, Close, Failed, Ready, Setup
+from blockstride.models.distributed.rank_messages import Changed, Forward, Join, Listening, Poison
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine.pools import make_pools

@@ -86,7 +86,7 @@ class BlockManager:
             table[i] = free.pop()
         self._held[group][row] = first, max(stop, old_stop)
 
-    def held(self, request_id: int) -> list[tuple[int, Int32[np.ndarray, " blocks"]]]:
+    def held(self, request_id: int) -> list[tuple[int, Int32[np.ndarray, " _"]]]:
         """For each group, the first position of a request's table that has a block, and blocks."""
         row = self._row_of[request_id]
         return [

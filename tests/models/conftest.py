@@ -100,11 +100,13 @@ def seeded(
     kind, base = FAMILIES[family]
     described = getattr(transformers, f"{kind}Config")(**{**COMMON, **base, **config})
     model: Any = getattr(transformers, f"{kind}ForCausalLM")(described)
-    # transformers leaves these alike, which would hide one that is applied to the wrong part
+    # transformers leaves these at one or zero, which would hide one that is applied wrongly
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith((".D", ".dt_bias")):
+            if "norm" in name or name.endswith(".D"):
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.uniform_(-0.5, 0.5)
     model.save_pretrained(path, max_shard_size=shard)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return Reference(path, model)

@@ -55,6 +55,11 @@ def stop(engine, rank: int = 0) -> None:
     os.kill(engine.pids[rank], signal.SIGSTOP)
 
 
+def resume(engine, rank: int = 0) -> None:
+    """Lets a rank that was stopped go on."""
+    os.kill(engine.pids[rank], signal.SIGCONT)
+
+
 def is_running(pid: int) -> bool:
     """Whether a process is there, and isn't just waiting to be forgotten."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

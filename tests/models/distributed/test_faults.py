@@ -9,6 +9,7 @@ from tests.models.distributed.deployments import (
     engine,
     greedy,
     kill,
+    resume,
     stop,
     tokens_of,
     tokens_of_transformers,
@@ -60,6 +61,18 @@ def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, referenc
     assert not failing.is_alive
     assert tokens_of(llm, PROMPTS[:1], params) == [wanted]
     until(lambda: all_blocks_are_free(llm))
+
+
+def test_an_engine_that_takes_no_messages_holds_nobody_up(deploy, reference):
+    llm = deploy(reference.path, decode=[engine(), engine()], answer_seconds=2.0)
+    (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 5)
+    failing = llm.engine.decode[0]
+    stop(failing)
+    # more than a pipe holds
+    for _ in range(20):
+        failing.tell(list(range(100_000)))
+    assert not failing.is_alive
+    assert tokens_of(llm, PROMPTS[:1], greedy(5)) == [wanted]
 
 
 def test_an_engine_fails_with_any_of_its_ranks(deploy, reference):
@@ -135,6 +148,24 @@ def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypat
     llm.engine._hand_over = let_go_first
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
     assert llm.engine.reports()[1].failed_loads == 1
+
+
+def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, monkeypatch):
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    hand_over, reader = llm.engine._hand_over, llm.engine.decode[0]
+
+    def abort_before_it_is_read(source, number):
+        request = source.requests[number]
+        stop(reader)
+        hand_over(source, number)
+        llm.engine.abort(request)
+        resume(reader)
+
+    monkeypatch.setattr(llm.engine, "_hand_over", abort_before_it_is_read)
+    # a lease would last longer than this test waits
+    assert llm.generate(PROMPTS[0], greedy(9))[0].finish_reason == "abort"
+    until(lambda: all_blocks_are_free(llm))
+    assert llm.engine.reports()[1].transfers.requests == 0
 
 
 def test_a_model_that_ranks_cannot_share_is_refused_by_name(deploy, reference):

@@ -1,0 +1,86 @@
+"""Starting the engines of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
+from blockstride.models.distributed.inbox import Ended, Inbox
+from blockstride.models.distributed.messages import START_SECONDS, Failed, Ready, Setup
+from blockstride.models.engine import EngineConfig
+from blockstride.transfer.connector import ConnectorSettings
+
+
+def plan_engines(
+    configs: Sequence[tuple[str, EngineConfig]],
+    *,
+    path: str | Path,
+    dtype: str,
+    device: str,
+    folder: str,
+    transfer: ConnectorSettings | None,
+    answer_seconds: float,
+) -> list[EngineProcesses]:
+    """Engines that are not started yet.
+
+    Args:
+        configs: Name and config of each.
+        path: Checkpoint folder.
+        dtype: See `load_model`.
+        device: Where they run; ranks are dealt to all GPUs in turn.
+        folder: Where ranks find each other.
+        transfer: How sequences are handed over; None: they are not.
+        answer_seconds: How long ranks wait for each other while they compute.
+    """
+    places = cycle(
+        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
+    )
+    engines = []
+    for engine_id, config in configs:
+        devices = [next(places) for _ in range(config.tp_size)]
+        store = f"{folder}/{engine_id}"
+        setup = Setup(
+            engine_id, 0, str(path), dtype, config, devices[0], store, transfer, answer_seconds
+        )
+        engines.append(EngineProcesses(setup, devices))
+    return engines
+
+
+def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Ready]:
+    """Starts all, and waits until all are ready.
+
+    Args:
+        engines: The engines.
+        inbox: Where they are heard.
+
+    Returns:
+        What each said.
+
+    Raises:
+        ValueError: A model or sizes that can't be; the message names the engine.
+        EngineDiedError: A process ended.
+        TimeoutError: An engine wasn't ready in `START_SECONDS`.
+    """
+    for engine in engines:
+        engine.start(inbox)
+    deadline = monotonic() + START_SECONDS
+    answers: dict[EngineProcesses, Ready] = {}
+    while len(answers) < len(engines):
+        letter = inbox.take(max(0.0, deadline - monotonic()))
+        if letter is None:
+            late = ", ".join(engine.engine_id for engine in engines if engine not in answers)
+            raise TimeoutError(f"{late}: expected to be ready in {START_SECONDS} s")
+        engine, message = letter
+        match message:
+            case Ready():
+                answers[engine] = message
+            case Failed():
+                raise message.error(f"{engine.engine_id}: {message.reason}")
+            case Ended():
+                raise EngineDiedError(f"{engine.engine_id}: {engine.exit_codes()}")
+    return [answers[engine] for engine in engines]
