@@ -1,4 +1,4 @@
-"""CPU kernels against the torch operations they replace, at the shapes of three Jamba models.
+"""CPU kernels against the torch operations they replace, at the shapes of Jamba and Granite models.
 
 A group is one operation at one shape, so its two rows are measured side by side. The results are
 compared before anything is timed. Bytes are those that must cross memory at least once.
@@ -89,6 +89,56 @@ def state_update(num_seqs: int, dim: int) -> Case:
         return out * functional.silu(inputs["z"])
 
     return Case(ours, plain, 8 * num_seqs * dim * D_STATE, 8 * num_seqs * dim * D_STATE)
+
+
+def head_recurrence(num_tokens: int, num_heads: int, d_state: int) -> dict[str, Any]:
+    x = torch.randn(num_tokens, num_heads, 64)
+    B, C = torch.randn(2, num_tokens, 1, d_state)
+    A, dt = -torch.arange(1.0, num_heads + 1), torch.randn(num_tokens, num_heads)
+    vectors = {"D": torch.ones(num_heads), "dt_bias": torch.full((num_heads,), -4.0)}
+    return {"x": x, "dt": dt, "A": A, "B": B, "C": C} | vectors
+
+
+def head_scan(num_tokens: int, num_heads: int, d_state: int) -> Case:
+    inputs = head_recurrence(num_tokens, num_heads, d_state)
+    state, fresh = torch.zeros(2, num_heads, 64, d_state), torch.tensor([False])
+    bounds: dict[str, Any] = {"query_start_loc": ids(0, num_tokens), "has_initial_state": fresh}
+
+    def ours() -> Tensor:
+        return kernels.ssd_scan(**inputs, **bounds, ssm_state=state, state_indices=ids(1))
+
+    def plain() -> Tensor:
+        state, outs = torch.zeros(num_heads, 64, d_state), []
+        step = functional.softplus(inputs["dt"] + inputs["dt_bias"])
+        decay, added = (step * inputs["A"]).exp(), step[..., None] * inputs["x"]
+        for t in range(num_tokens):
+            state = decay[t, :, None, None] * state + added[t, :, :, None] * inputs["B"][t]
+            outs.append(state @ inputs["C"][t, 0])
+        return torch.stack(outs) + inputs["D"][:, None] * inputs["x"]
+
+    numbers = num_tokens * num_heads * 64
+    return Case(ours, plain, 8 * numbers, 5 * numbers * d_state)
+
+
+def head_state_update(num_seqs: int, num_heads: int, d_state: int) -> Case:
+    inputs = head_recurrence(num_seqs, num_heads, d_state)
+    pool, again = torch.randn(2, num_seqs + 1, num_heads, 64, d_state)
+    again.copy_(pool)
+    indices = torch.arange(1, num_seqs + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.ssd_state_update(**inputs, ssm_state=pool, state_indices=indices)
+
+    def plain() -> Tensor:
+        step = functional.softplus(inputs["dt"] + inputs["dt_bias"])
+        state = again[1:]
+        state *= (step * inputs["A"]).exp()[..., None, None]
+        state += (step[..., None] * inputs["x"])[..., None] * inputs["B"][:, :, None]
+        out = (state @ inputs["C"][..., None])[..., 0]
+        return out + inputs["D"][:, None] * inputs["x"]
+
+    numbers = num_seqs * num_heads * 64 * d_state
+    return Case(ours, plain, 8 * numbers, 5 * numbers)
 
 
 def convolution(num_tokens: int, dim: int) -> Case:
@@ -268,7 +318,8 @@ def experts(num_tokens: int) -> Case:
     return Case(ours, plain, read, 6 * num_tokens * top_k * inner * hidden)
 
 
-# hidden 256 is the model of 6.4 M parameters, 768 the one of 108 M; d_inner is twice that
+# hidden 256 is the model of 6.4 M parameters, 768 the one of 108 M; d_inner is twice that;
+# ssd: heads of 64 channels, then states of each
 CASES: dict[str, Callable[[], Case]] = {
     "selective_scan-512x512": lambda: scan(512, 512),
     "selective_scan-512x1536": lambda: scan(512, 1536),
@@ -276,6 +327,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "selective_state_update-1x512": lambda: state_update(1, 512),
     "selective_state_update-8x512": lambda: state_update(8, 512),
     "selective_state_update-8x1536": lambda: state_update(8, 1536),
+    "ssd_scan-2048x8x64": lambda: head_scan(2048, 8, 64),
+    "ssd_scan-512x64x128": lambda: head_scan(512, 64, 128),
+    "ssd_state_update-1x8x64": lambda: head_state_update(1, 8, 64),
+    "ssd_state_update-8x64x128": lambda: head_state_update(8, 64, 128),
     "causal_conv1d-512x512": lambda: convolution(512, 512),
     "causal_conv1d-2048x1536": lambda: convolution(2048, 1536),
     "causal_conv1d_update-1x512": lambda: convolution_update(1, 512),

@@ -62,8 +62,9 @@ def ssd_scan(
         z: Gate.
         dt_bias: Added to `dt` before softplus.
         dt_softplus: Whether `dt` goes through softplus.
-        chunk_size: Tokens of a sequence that are handled as one product, counted from its first
-            token of the call; 16 to 256, a power of two. It changes how sums are rounded.
+        chunk_size: Tokens of a sequence that a GPU handles as one product, counted from its first
+            token of the call; 16 to 256, a power of two. It changes how sums are rounded. On a CPU
+            it has no effect: there the recurrence is taken token by token.
         checkpoint_tokens: Tokens of this step, as rows of `x` in ascending order, after which the
             state is written to a further block, for a prompt that is to be resumed there. Those
             past the last token are padding.

@@ -19,6 +19,7 @@ from blockstride.kernels.cpu.native import (
     is_padding,
     num_tasks,
 )
+from blockstride.kernels.cpu.rotary import turn, turned
 from blockstride.kernels.cpu.tensors import FLOAT8, to_float8
 
 TOKENS_PER_TASK = 32
@@ -81,9 +82,9 @@ def kv_cache_update(
 ) -> None:
     """See `blockstride.kernels.kv_cache_update`."""
     if rotary is not None:
-        key = _turned(key, *rotary)
+        key = turned(key, *rotary)
         if query is not None:
-            query.copy_(_turned(query, *rotary))
+            turn(query, *rotary)
     key, value = _stored(key, key_cache.dtype, k_scale), _stored(value, value_cache.dtype, v_scale)
     num_tokens, num_kv_heads, key_size = key.shape
     num_blocks, _, block_size, value_size = value_cache.shape
@@ -101,14 +102,6 @@ def kv_cache_update(
         expect(False, "slot_mapping", f"slots below {num_blocks * block_size}", got)
     if zero_tail:
         _zero_tails(slot_mapping, key_cache, value_cache)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads with their first `2 * half` elements turned, in float32."""
-    half = cos.shape[1]
-    first, second, rest = x.float().split([half, half, x.shape[2] - 2 * half], dim=2)
-    cos, sin = cos.float()[:, None], sin.float()[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=2)
 
 
 def _zero_tails(slot_mapping: Tensor, *caches: Tensor) -> None:

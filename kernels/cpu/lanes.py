@@ -18,7 +18,7 @@ FLOAT, INT32 = ir.FloatType(), ir.IntType(32)
 ROW, MASK = ir.VectorType(FLOAT, LANES), ir.VectorType(ir.IntType(1), LANES)
 
 
-def _vector_function(builder, name, returned, parameters):
+def vector_function(builder, name, returned, parameters):
     """An LLVM intrinsic of rows."""
     kind = ir.FunctionType(returned, parameters)
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
@@ -55,7 +55,7 @@ def _load_first(typing_context, target, source, width):
     def generate(context, builder, signature, values):
         target, source, width = values
         source = _row_at(builder, source)
-        load = _vector_function(
+        load = vector_function(
             builder, f"masked.load.v{LANES}f32.p0", ROW, (source.type, INT32, MASK, ROW)
         )
         zeros = ir.Constant(ROW, [0.0] * LANES)
@@ -73,7 +73,7 @@ def _store_first(typing_context, target, source, width):
     def generate(context, builder, signature, values):
         target, source, width = values
         target = _row_at(builder, target)
-        store = _vector_function(
+        store = vector_function(
             builder, f"masked.store.v{LANES}f32.p0", ir.VoidType(), (ROW, target.type, INT32, MASK)
         )
         row = builder.load(_row_at(builder, source), align=4)
@@ -89,7 +89,7 @@ def sum_lanes(typing_context, row):
 
     def generate(context, builder, signature, values):
         name = f"vector.reduce.fadd.v{LANES}f32"
-        add = _vector_function(builder, name, FLOAT, (FLOAT, ROW))
+        add = vector_function(builder, name, FLOAT, (FLOAT, ROW))
         lanes = builder.load(_row_at(builder, values[0]), align=4)
         return builder.call(add, (FLOAT(-0.0), lanes), fastmath=("reassoc",))
 
@@ -101,7 +101,7 @@ def max_lanes(typing_context, row):
     """The largest of a row; NaN is passed over."""
 
     def generate(context, builder, signature, values):
-        largest = _vector_function(builder, f"vector.reduce.fmax.v{LANES}f32", FLOAT, (ROW,))
+        largest = vector_function(builder, f"vector.reduce.fmax.v{LANES}f32", FLOAT, (ROW,))
         lanes = builder.load(_row_at(builder, values[0]), align=4)
         return builder.call(largest, (lanes,), fastmath=("nsz",))
 

@@ -30,7 +30,10 @@ INT64, FLOAT = ir.IntType(64), ir.FloatType()
 # what stands before the arguments: next task, number of tasks, fault
 HEADER = 3
 # files whose functions are compiled into the programs of others
-HELPERS = ("native.py", "vector_math.py", "lanes.py", "moves.py", "widen.py", "softmax.py")
+HELPERS = (
+    *("native.py", "vector_math.py", "lanes.py", "moves.py"),
+    *("widen.py", "softmax.py", "state_tile.py"),
+)
 
 
 def _find_team() -> Callable[..., None] | None:
@@ -241,13 +244,18 @@ def transpose_16(typing_context, target, target_stride, source, source_stride):
             return builder.bitcast(element, row)
 
         rows = [builder.load(place(source, source_stride, i), align=4) for i in range(16)]
-        for bit in (1, 2, 4, 8):  # swap this bit of the row's index with that of the column's
-            rows = [_exchanged(builder, rows, i, bit) for i in range(16)]
-        for i, column in enumerate(rows):
+        for i, column in enumerate(columns_of(builder, rows)):
             builder.store(column, place(target, target_stride, i), align=4)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64), generate
+
+
+def columns_of(builder, rows):
+    """The columns of 16 rows of 16 floats each, all in registers."""
+    for bit in (1, 2, 4, 8):  # swap this bit of the row's index with that of the column's
+        rows = [_exchanged(builder, rows, i, bit) for i in range(16)]
+    return rows
 
 
 def _exchanged(builder, rows, index, bit):

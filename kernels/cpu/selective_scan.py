@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
-from blockstride.kernels.cpu.checkpoints import reached_checkpoints
-from blockstride.kernels.cpu.lanes import LANES, ZERO, load, load_or_zero, store, zero_rows
+from blockstride.kernels.cpu.checkpoints import float_states_of_step
+from blockstride.kernels.cpu.lanes import LANES, load, load_or_zero, store, zero_rows
 from blockstride.kernels.cpu.native import (
     Program,
     arguments,
@@ -20,26 +20,28 @@ from blockstride.kernels.cpu.native import (
     inlined,
     is_padding,
     num_tasks,
-    shifted,
     stack_f32,
-    transpose_16,
-    u8_at,
+)
+from blockstride.kernels.cpu.state_tile import (
+    STATE_FLOATS,
+    gather_states,
+    initial_states,
+    keep_states,
+    multiply_by_silu,
+    next_checkpoint,
+    rows_of,
+    scatter_states,
 )
 from blockstride.kernels.cpu.tensors import (
     delivered,
     float_rows,
-    float_states,
     float_vector,
     result_like,
 )
-from blockstride.kernels.cpu.vector_math import exp, fma, silu, softplus
-from blockstride.kernels.recurrence import MAX_D_STATE
+from blockstride.kernels.cpu.vector_math import exp, fma, softplus
 
 # decode tasks, each a microsecond or so, that are worth waking a thread
 GRAIN = 32
-# side of the squares that are transposed at once
-SQUARE = 16
-STATE_FLOATS = LANES * MAX_D_STATE
 
 
 @inlined
@@ -54,44 +56,6 @@ def _load_step(step, row, bias, width, dt_softplus):
 
 
 @inlined
-def _gate(y, gate, row, width):
-    """Multiply a block of outputs by `silu` of its gate."""
-    load(gate, row, width)
-    for lane in range(LANES):
-        y[lane] *= silu(gate[lane])
-
-
-@inlined
-def _gather(tile, source, width, d_state, stride_channel, stride_state):
-    """Read the states of a block of channels, channels becoming innermost; zeros past the width."""
-    if width == LANES and d_state % SQUARE == 0 and stride_state == 1:
-        for lane in range(0, LANES, SQUARE):
-            for n in range(0, d_state, SQUARE):
-                corner = shifted(source, lane * stride_channel + n)
-                transpose_16(shifted(tile, n * LANES + lane), LANES, corner, stride_channel)
-    else:
-        for n in range(d_state):
-            for lane in range(LANES):
-                place = lane * stride_channel + n * stride_state
-                tile[n * LANES + lane] = source[place] if lane < width else ZERO
-
-
-@inlined
-def _scatter(target, tile, width, d_state, stride_channel, stride_state):
-    """Write the states of a block of channels: the inverse of `_gather`."""
-    if width == LANES and d_state % SQUARE == 0 and stride_state == 1:
-        for lane in range(0, LANES, SQUARE):
-            for n in range(0, d_state, SQUARE):
-                corner = shifted(target, lane * stride_channel + n)
-                transpose_16(corner, stride_channel, shifted(tile, n * LANES + lane), LANES)
-    else:
-        for lane in range(width):
-            for n in range(d_state):
-                place = lane * stride_channel + n * stride_state
-                target[place] = tile[n * LANES + lane]
-
-
-@inlined
 def _advance(y, state, decay, step, inputs, b_row, c_row, d_state):
     """Advance a block of channels by one token and add what the states give to its output."""
     for n in range(d_state):
@@ -100,14 +64,6 @@ def _advance(y, state, decay, step, inputs, b_row, c_row, d_state):
             i = n * LANES + lane
             state[i] = fma(exp(step[lane] * decay[i]), state[i], inputs[lane] * b)
             y[lane] = fma(c, state[i], y[lane])
-
-
-@inlined
-def _next_checkpoint(checkpoint_tokens, num_checkpoints, checkpoint, bound):
-    """The first checkpoint, from one on, that is not before token `bound`."""
-    while checkpoint < num_checkpoints and i32_at(checkpoint_tokens)[checkpoint] < bound:
-        checkpoint += 1
-    return checkpoint
 
 
 @Program
@@ -128,27 +84,23 @@ def _scan(address):
         sequence, channel = task // channel_blocks, task % channel_blocks * LANES
         width = min(LANES, dim - channel)
         task = claim(address)
-        start, end = sequence, sequence + 1
-        if query_start_loc != 0:
-            start = int(i32_at(query_start_loc)[sequence])
-            end = int(i32_at(query_start_loc)[sequence + 1])
+        start, end = rows_of(query_start_loc, sequence)
         block = int(i32_at(state_indices)[sequence])
         if is_padding(address, block, num_blocks):
             zero_rows(out + 4 * (start * stride_out + channel), stride_out, end - start, width)
             continue
         if start == end:
             continue
-        _gather(decay, f32_at(A + 4 * channel * stride_A), width, d_state, stride_A, 1)
-        place = block * stride_state_block + channel * stride_state_channel
-        page = f32_at(ssm_state + 4 * place)
-        if has_initial_state == 0 or u8_at(has_initial_state)[sequence] != 0:
-            _gather(state, page, width, d_state, stride_state_channel, stride_state_state)
-        else:
-            for i in range(d_state * LANES):
-                state[i] = ZERO
+        gather_states(decay, f32_at(A + 4 * channel * stride_A), width, d_state, stride_A, 1)
+        pool = ssm_state + 4 * channel * stride_state_channel
+        page = f32_at(pool + 4 * block * stride_state_block)
+        initial_states(
+            state, page, has_initial_state, sequence, width, d_state,
+            stride_state_channel, stride_state_state,
+        )  # fmt: skip
         load_or_zero(bias, dt_bias, channel, width)
         load_or_zero(skip, D, channel, width)
-        checkpoint = _next_checkpoint(checkpoint_tokens, num_checkpoints, 0, start)
+        checkpoint = next_checkpoint(checkpoint_tokens, num_checkpoints, 0, start)
         for t in range(start, end):
             load(inputs, f32_at(x + 4 * (t * stride_x + channel)), width)
             _load_step(step, f32_at(dt + 4 * (t * stride_dt + channel)), bias, width, dt_softplus)
@@ -158,17 +110,15 @@ def _scan(address):
             b_row, c_row = f32_at(B + 4 * t * stride_B), f32_at(C + 4 * t * stride_C)
             _advance(y, state, decay, step, inputs, b_row, c_row, d_state)
             if z != 0:
-                _gate(y, gate, f32_at(z + 4 * (t * stride_z + channel)), width)
+                multiply_by_silu(y, gate, f32_at(z + 4 * (t * stride_z + channel)), width)
             store(f32_at(out + 4 * (t * stride_out + channel)), y, width)
-            upto = _next_checkpoint(checkpoint_tokens, num_checkpoints, checkpoint, t + 1)
-            while checkpoint < upto:
-                block = int(i32_at(checkpoint_indices)[checkpoint])
-                checkpoint += 1
-                if not is_padding(address, block, num_blocks):
-                    place = block * stride_state_block + channel * stride_state_channel
-                    copy = f32_at(ssm_state + 4 * place)
-                    _scatter(copy, state, width, d_state, stride_state_channel, stride_state_state)
-        _scatter(page, state, width, d_state, stride_state_channel, stride_state_state)
+            upto = next_checkpoint(checkpoint_tokens, num_checkpoints, checkpoint, t + 1)
+            keep_states(
+                address, state, pool, checkpoint_indices, checkpoint, upto, num_blocks, width,
+                d_state, stride_state_block, stride_state_channel, stride_state_state,
+            )  # fmt: skip
+            checkpoint = upto
+        scatter_states(page, state, width, d_state, stride_state_channel, stride_state_state)
 
 
 def selective_scan(
@@ -192,20 +142,13 @@ def selective_scan(
 ) -> Tensor:
     """See `blockstride.kernels.selective_scan`; without the two it is one token a sequence."""
     if ssm_state.dtype is not torch.float32:
-        touched = state_indices > 0
-        if query_start_loc is not None:
-            touched &= query_start_loc.diff() > 0
-        blocks = state_indices
-        if checkpoint_tokens is not None and checkpoint_indices is not None:
-            reached = reached_checkpoints(checkpoint_tokens, query_start_loc, touched)
-            touched = torch.cat([touched, reached & (checkpoint_indices > 0)])
-            blocks = torch.cat([blocks, checkpoint_indices])
-        with float_states(ssm_state, blocks, touched) as (states, indices):
-            num_seqs = len(state_indices)
+        with float_states_of_step(
+            ssm_state, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices
+        ) as (states, blocks, kept):
             return selective_scan(
-                x, dt, A, B, C, states, indices[:num_seqs], query_start_loc, has_initial_state,
+                x, dt, A, B, C, states, blocks, query_start_loc, has_initial_state,
                 D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, out=out,
-                checkpoint_tokens=checkpoint_tokens, checkpoint_indices=indices[num_seqs:],
+                checkpoint_tokens=checkpoint_tokens, checkpoint_indices=kept,
             )  # fmt: skip
     result, dtype = result_like(x, out), x.dtype
     x, dt, A, B, C = float_rows(x), float_rows(dt), float_rows(A), float_rows(B), float_rows(C)

@@ -1,5 +1,6 @@
 """The decode step of a selective scan for CPUs: the scan itself, over short sequences."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +9,15 @@ from torch import Tensor
 from blockstride.kernels.cpu.selective_scan import selective_scan
 
 
-def selective_state_update(
+def selective_state_update(x: Tensor, *inputs: Tensor, **options: Any) -> Tensor:
+    """See `blockstride.kernels.selective_state_update`."""
+    if x.dim() == 2:
+        return selective_scan(x, *inputs, None, None, **options)
+    return over_short_sequences(selective_scan, x, *inputs, **options)
+
+
+def over_short_sequences(
+    scan: Callable[..., Tensor],
     x: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -21,16 +30,12 @@ def selective_state_update(
     out: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """See `blockstride.kernels.selective_state_update`."""
-    if x.dim() == 2:
-        return selective_scan(
-            x, dt, A, B, C, ssm_state, state_indices, None, None, z=z, out=out, **options
-        )
-    num_seqs, num_new, _ = x.shape
+    """Let a scan over prompts take the new tokens of each sequence, which have an axis here."""
+    num_seqs, num_new = x.shape[:2]
     starts = torch.arange(0, num_seqs * num_new + 1, num_new, dtype=torch.int32)
-    x, dt, B, C = (rows.flatten(0, 1) for rows in (x, dt, B, C))
-    result = selective_scan(
-        x, dt, A, B, C, ssm_state, state_indices, starts, torch.ones(num_seqs, dtype=torch.bool),
+    rows, dt, B, C = (part.flatten(0, 1) for part in (x, dt, B, C))
+    result = scan(
+        rows, dt, A, B, C, ssm_state, state_indices, starts, torch.ones(num_seqs, dtype=torch.bool),
         z=None if z is None else z.flatten(0, 1), out=None, **options,
-    ).view(num_seqs, num_new, -1)  # fmt: skip
+    ).view(x.shape)  # fmt: skip
     return result if out is None else out.copy_(result)

@@ -156,11 +156,15 @@ def test_writing_in_any_order_is_the_same(slots):
     assert torch.equal(other[1], values)
 
 
-@pytest.mark.parametrize("half", [4, 2, 1])
+@pytest.mark.parametrize(
+    ("half", "head_size"), [(4, 8), (2, 8), (1, 8), (70, 140), (65, 200)], ids=str
+)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_keys_and_queries_turn_by_the_angles_of_their_tokens(half, dtype, assert_same_bits):
-    inputs, (keys, values), _ = make(dtype=dtype, cache_dtype=dtype)
-    angles, query = torch.randn(7, half), torch.randn(7, 5, 8).to(dtype)
+def test_keys_and_queries_turn_by_the_angles_of_their_tokens(
+    half, head_size, dtype, assert_same_bits
+):
+    inputs, (keys, values), _ = make(head_size=head_size, dtype=dtype, cache_dtype=dtype)
+    angles, query = torch.randn(7, half), torch.randn(7, 5, head_size).to(dtype)
     kept = inputs["key"].clone()
     expected = [turned(x, angles).to(dtype) for x in (query, inputs["key"])]
     turned_keys, plain_values = keys.clone(), values.clone()

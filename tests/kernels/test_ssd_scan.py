@@ -23,6 +23,9 @@ ROWS: dict[str, Arguments] = {
     **DTYPE_ROWS,
     "bare": {"D": False, "z": False, "dt_bias": False},
     "a-group-a-head": {"num_groups": 4},
+    "d_state-5": {"d_state": 5},
+    "head_dim-1": {"head_dim": 1},
+    "head_dim-80": {"head_dim": 80},
 }
 
 

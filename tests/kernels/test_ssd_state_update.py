@@ -5,7 +5,7 @@ import torch
 
 from blockstride.kernels import ssd_state_update
 from tests.kernels.gpu.support.recurrences import recurrence
-from tests.kernels.recurrences import BF16, STEP_ROWS, Arguments, over_prompts, ssd, step_of
+from tests.kernels.recurrences import BF16, F32, STEP_ROWS, Arguments, over_prompts, ssd, step_of
 
 make = partial(step_of, ssd, num_new=2, head_dim=10)
 
@@ -18,6 +18,7 @@ ROWS: dict[str, Arguments] = {
     "one-group": {"num_groups": 1},
     "a-group-a-head": {"num_groups": 4},
     "head_dim-1": {"head_dim": 1},
+    "in-place": {"num_new": 1, "head_dim": 80, "d_state": 32},
 }
 
 
@@ -29,8 +30,9 @@ def test_outputs_and_states_follow_the_recurrence(row, assert_follows):
     assert_follows(over_prompts(ssd_state_update, num_new), recurrence, prompts)
 
 
-def test_a_state_block_past_the_pool_is_refused():
-    inputs = make()
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_a_state_block_past_the_pool_is_refused(state_dtype):
+    inputs = make(state_dtype=state_dtype)
     inputs["state_indices"][1] = 15
     with pytest.raises(ValueError, match=r"^state_indices: expected ids below 15, got 15"):
         ssd_state_update(**inputs)

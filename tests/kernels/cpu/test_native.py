@@ -41,6 +41,20 @@ def scan_inputs(length: int = 50, dim: int = 200) -> dict[str, Any]:
     }
 
 
+def ssd_inputs(length: int = 50, num_heads: int = 4, head_dim: int = 80) -> dict[str, Any]:
+    x, z = torch.randn(2, length, num_heads, head_dim)
+    B, C = torch.randn(2, length, 2, 32)
+    return scan_inputs(length) | {
+        "x": x,
+        "dt": torch.randn(length, num_heads),
+        "A": -torch.rand(num_heads),
+        "B": B,
+        "C": C,
+        "ssm_state": torch.zeros(3, num_heads, head_dim, 32),
+        "z": z,
+    }
+
+
 def attention_inputs() -> dict[str, Any]:
     keys, values = torch.randn(2, 70, 4, 16, 64)
     return {
@@ -135,10 +149,17 @@ def test_two_python_threads_may_call_at_once():
     assert not wrong
 
 
-def test_a_prompt_in_chunks_and_steps_gives_the_bits_of_one_call():
-    inputs = scan_inputs()
+PROMPTS = {
+    "selective": (scan_inputs, kernels.selective_scan, kernels.selective_state_update),
+    "ssd": (ssd_inputs, kernels.ssd_scan, kernels.ssd_state_update),
+}
+
+
+@pytest.mark.parametrize(("make", "scan", "update"), PROMPTS.values(), ids=PROMPTS)
+def test_a_prompt_in_chunks_and_steps_gives_the_bits_of_one_call(make, scan, update):
+    inputs = make()
     state = torch.full_like(inputs["ssm_state"], math.nan)
-    whole, outs = kernels.selective_scan(**inputs), []
+    whole, outs = scan(**inputs), []
     rows = {name: inputs.pop(name) for name in ("x", "dt", "B", "C", "z")}
     inputs |= {"ssm_state": state}
     for start, stop in ((0, 17), (17, 40)):
@@ -147,11 +168,11 @@ def test_a_prompt_in_chunks_and_steps_gives_the_bits_of_one_call():
             "has_initial_state": torch.tensor([start > 0]),
         }
         chunk = {name: tensor[start:stop] for name, tensor in rows.items()}
-        outs.append(kernels.selective_scan(**inputs, **chunk))
+        outs.append(scan(**inputs, **chunk))
     del inputs["query_start_loc"], inputs["has_initial_state"]
     for t in range(40, 50):
         step = {name: tensor[t : t + 1] for name, tensor in rows.items()}
-        outs.append(kernels.selective_state_update(**inputs, **step))
+        outs.append(update(**inputs, **step))
     assert torch.equal(torch.cat(outs), whole)
 
 
