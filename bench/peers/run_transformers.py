@@ -1,4 +1,4 @@
-"""transformers' Jamba, as `worker.py` times it."""
+"""transformers' model of a checkpoint, as `worker.py` times it."""
 
 import time
 
@@ -22,15 +22,24 @@ class Engine:
         self.model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1)
         return time.perf_counter() - begin
 
-    @torch.inference_mode()
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of a step."""
+        return self._generate(prompts, steps)[1] / steps
+
+    def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """The most likely tokens after every prompt, one by one."""
+        return self._generate(prompts, count - 1)[0]
+
+    @torch.inference_mode()
+    def _generate(self, prompts: list[list[int]], steps: int) -> tuple[list[list[int]], float]:
+        """Tokens, and seconds of all steps after the prompts."""
         out = self.model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         key = "past_key_values" if getattr(out, "past_key_values", None) is not None else "cache"
         cache = {key: out[key]}
-        token = out.logits[:, -1].argmax(-1, keepdim=True)
+        tokens = [out.logits[:, -1].argmax(-1, keepdim=True)]
         begin = time.perf_counter()
         for _ in range(steps):
-            out = self.model(token, use_cache=True, **cache)
-            token = out.logits[:, -1].argmax(-1, keepdim=True)
-        return (time.perf_counter() - begin) / steps
+            out = self.model(tokens[-1], use_cache=True, **cache)
+            tokens.append(out.logits[:, -1].argmax(-1, keepdim=True))
+        seconds = time.perf_counter() - begin
+        return torch.cat(tokens, dim=1).tolist(), seconds

@@ -1,17 +1,14 @@
-"""vLLM's CPU build, as `worker.py` times it, with what it lacks to run Jamba.
+"""vLLM's CPU build, as `worker.py` times it: as it is shipped, but for Jamba.
 
-The CPU build has no selective scan for prompts, and its state update wants a head axis that Mamba-1
-does not have. Three stand-ins make it run: a scan in C (`scan.c`, compiled here with the system's
-compiler, as fast as one expects of a build that had it), the head axis, and contiguous inputs for a
-matrix product. The rest, scheduler, cache, convolution and attention, is vLLM's own.
+`jamba_on_vllm.py` says what the build lacks to run Jamba, and lends it.
 """
 
-import ctypes
+import json
 import os
-import subprocess
-import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -24,103 +21,46 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "0-1",
 }
 
-import torch
-import vllm._custom_ops as ops
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 
-def _compile_scan() -> ctypes.CDLL:
-    library = Path(tempfile.mkdtemp()) / "scan.so"
-    source = Path(__file__).parent / "scan.c"
-    flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, source, "-o", library, "-lm"], check=True)
-    return ctypes.CDLL(str(library))
-
-
-SCAN = _compile_scan().scan
-
-
-def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def selective_scan(
-    u, delta, a, b, c, d, z, bias, softplus, starts, blocks, has_initial, states, *_, **__
-):
-    """The scan of every sequence; `z` is overwritten with the result, as vLLM expects."""
-    step = delta + bias[:, None]
-    step = (torch.nn.functional.softplus(step) if softplus else step).contiguous()
-    b, c = b[0].t().contiguous(), c[0].t().contiguous()
-    dim, size = a.shape
-    bounds = starts.tolist()
-    for i, block in enumerate(blocks.tolist()[: len(bounds) - 1]):
-        old = has_initial is not None and bool(has_initial[i])
-        state = states[block].clone() if old else torch.zeros(states[block].shape)
-        strides = [ctypes.c_long(t.stride(0)) for t in (u, step, z)]
-        sizes = [ctypes.c_long(n) for n in (dim, size, bounds[i], bounds[i + 1])]
-        pointers = map(_at, (u, step, a.contiguous(), b, c, d, z, state))
-        SCAN(*pointers, *strides, *sizes)
-        states[block].copy_(state)
-
-
-def with_head_axis(update):
-    """Mamba-1's states as one head."""
-
-    def run(state, x, dt, a, b, c, d, z, bias, softplus, i, j, null, out, *rest):
-        if state.dim() != 3:
-            return update(state, x, dt, a, b, c, d, z, bias, softplus, i, j, null, out, *rest)
-        x, dt, b, c, z = (
-            t.unsqueeze(1).contiguous() if t is not None else None for t in (x, dt, b, c, z)
-        )
-        headed = out.unsqueeze(1).contiguous()
-        a, d, bias = a.unsqueeze(0), d.unsqueeze(0).float(), bias.unsqueeze(0)
-        update(state.unsqueeze(1), x, dt, a, b, c, d, z, bias, softplus, i, j, null, headed, *rest)
-        return out.copy_(headed[:, 0])
-
-    return run
-
-
-def with_dense_input(product):
-    """The matrix product of rows that lie side by side."""
-    return lambda handler, x, bias=None: product(
-        handler, x if x.stride(-1) == 1 else x.contiguous(), bias
-    )
-
-
-ops.selective_scan_fwd = selective_scan
-ops.selective_state_update_cpu = with_head_axis(ops.selective_state_update_cpu)
-ops.onednn_mm = with_dense_input(ops.onednn_mm)
-
-
 class Engine:
-    """vLLM's offline engine, eager, one process."""
+    """vLLM's offline engine, in this process; eager unless `options` say otherwise."""
 
-    def __init__(self, path: str) -> None:
-        self.llm = LLM(
-            model=path,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=4096,
-            max_num_seqs=8,
-            max_num_batched_tokens=4096,
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-        )
+    def __init__(self, path: str, **options: Any) -> None:
+        if json.loads((Path(path) / "config.json").read_text())["model_type"] == "jamba":
+            # compiles the scan as it is imported
+            import_module("jamba_on_vllm").lend()
+        defaults = {
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 4096,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 4096,
+            "enable_prefix_caching": False,
+            "disable_log_stats": True,
+        }
+        self.llm = LLM(model=path, **{**defaults, **options})
 
-    def _run(self, prompts: list[list[int]], count: int) -> float:
+    def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """The most likely tokens after every prompt, one by one."""
         params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0, detokenize=False)
         inputs = [TokensPrompt(prompt_token_ids=tokens) for tokens in prompts]
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def _seconds(self, prompts: list[list[int]], count: int) -> float:
         begin = time.perf_counter()
-        self.llm.generate(inputs, params, use_tqdm=False)
+        self.greedy(prompts, count)
         return time.perf_counter() - begin
 
     def prefill(self, tokens: list[int]) -> float:
         """Seconds to the first token."""
-        return self._run([tokens], 1)
+        return self._seconds([tokens], 1)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of a step."""
-        first = self._run(prompts, 1)
-        return (self._run(prompts, steps + 1) - first) / steps
+        first = self._seconds(prompts, 1)
+        return (self._seconds(prompts, steps + 1) - first) / steps
