@@ -37,9 +37,10 @@ lint: $(READY)  ## style and types
 	$(BIN)/pyright
 
 # shape checks would be timed as well
-bench: $(READY)  ## time kernels and plans, then models beside transformers, and print tables
+bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-overs; print tables
 	$(BIN)/pytest bench --jaxtyping-packages=
 	$(BIN)/python bench/models_vs_peers.py
+	$(BIN)/python bench/hand_overs_vs_peers.py
 
 prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove

@@ -156,7 +156,7 @@ class TextGenerator(Generic[TokenEngineType]):
                 expect(bool(prompt), "prompt", "some text", "an empty prompt")
                 request = self.engine.add_request(self.tokenizer.encode(prompt).ids, param)
                 streams[request.request_id] = TextStream(request, self.tokenizer)
-        except ValueError:
+        except Exception:
             for stream in streams.values():
                 self.engine.abort(stream.request)
             raise

@@ -96,7 +96,11 @@ class HandOvers:
         self._waiting.append((name, request, source))
 
     def drop(self, name: str) -> bool:
-        """Forgets a sequence as soon as nothing uses its blocks; returns whether it was here."""
+        """Forgets a sequence as soon as nothing uses its blocks.
+
+        Returns:
+            Whether it was here, and not with the engine: that has what is read or computed again.
+        """
         if name in self._holding:
             self._ranks.tell(Withdraw(name))
             return True
@@ -105,10 +109,9 @@ class HandOvers:
                 self._waiting.remove(waiting)
                 return True
         loading = self._loading.get(name)
-        if loading is None or loading.unread == 0:
+        if loading is None or loading.unread == 0 or loading.error:
             return False
-        if not loading.error:
-            self._set_apart(loading, "not wanted any more")
+        self._set_apart(loading, "not wanted any more")
         return True
 
     def start(self) -> None:

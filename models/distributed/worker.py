@@ -127,6 +127,9 @@ def follow(setup: Setup, leader: Connection) -> None:
 
 def _load(setup: Setup) -> HybridModel:
     """This rank's part of the model."""
+    if setup.device.startswith("cuda"):
+        # what ranks tell each other goes through the current device
+        torch.cuda.set_device(setup.device)
     return load_model(
         setup.path,
         setup.config,

@@ -16,6 +16,8 @@ from tests.models.distributed.deployments import (
     until,
 )
 
+# the first step of a process loads compiled kernels, which takes a busy machine seconds
+QUICK = 8.0
 PROMPTS = ["In the beginning", "x" * 47]
 LONG = "the quick brown fox " * 40
 
@@ -35,9 +37,8 @@ def tokens_after(llm, fault, when, prompt, count, params=None):
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_a_prompt_is_computed_elsewhere_when_its_engine_fails(deploy, reference, fault):
-    llm = deploy(
-        reference.path, prefill=engine(prefill_chunk=8), decode=engine(), answer_seconds=4.0
-    )
+    slow = engine(prefill_chunk=8)
+    llm = deploy(reference.path, prefill=slow, decode=engine(), answer_seconds=QUICK)
     (wanted,) = tokens_of_transformers(reference, llm, [LONG], 5)
     failing = llm.engine.prefill[0]
     got = tokens_after(llm, lambda: fault(failing), lambda r: r.num_cached > 8, LONG, 5)
@@ -50,7 +51,7 @@ def test_a_prompt_is_computed_elsewhere_when_its_engine_fails(deploy, reference,
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, reference, fault):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=4.0)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=QUICK)
     params = SamplingParams(max_tokens=200, temperature=1.0, seed=5, ignore_eos=True)
     (wanted,) = tokens_of(LLM(reference.path), PROMPTS[:1], params)
     failing = llm.engine.decode[0]
@@ -64,7 +65,7 @@ def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, referenc
 
 
 def test_an_engine_that_takes_no_messages_holds_nobody_up(deploy, reference):
-    llm = deploy(reference.path, decode=[engine(), engine()], answer_seconds=2.0)
+    llm = deploy(reference.path, decode=[engine(), engine()], answer_seconds=QUICK)
     (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 5)
     failing = llm.engine.decode[0]
     stop(failing)
@@ -103,7 +104,7 @@ def test_requests_fail_by_name_when_no_engine_is_left(deploy, reference):
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, monkeypatch):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=8.0)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=QUICK)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     hand_over = llm.engine._hand_over
 

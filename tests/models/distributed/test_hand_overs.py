@@ -145,7 +145,6 @@ def test_loads_wait_for_blocks_in_the_order_in_which_they_came(books):
 def test_a_load_that_nobody_wants_is_forgotten_once_it_has_settled(books):
     request = books.loading()
     assert books.hand_overs.drop("r")
-    assert books.hand_overs.drop("r")
     for _ in range(2):
         books.hand_overs.on(Arrived("r", "aborted"))
         books.hand_overs.on(Settled("r"))
@@ -154,6 +153,18 @@ def test_a_load_that_nobody_wants_is_forgotten_once_it_has_settled(books):
     assert books.is_whole
     assert not books.hand_overs.drop("r")
     assert request.output_ids == [7]
+
+
+def test_what_is_computed_again_is_the_engines_own_whatever_still_reads(books):
+    request = books.loading()
+    books.hand_overs.on(Arrived("r", "lost"))
+    assert not books.hand_overs.drop("r")
+    assert list(books.engine.scheduler.waiting) == [request]
+    books.engine.abort(request)
+    books.hand_overs.on(Arrived("r", "aborted"))
+    for _ in range(2):
+        books.hand_overs.on(Settled("r"))
+    assert books.is_whole
 
 
 def test_a_load_that_has_not_begun_is_just_forgotten(books):
