@@ -12,12 +12,12 @@ from blockstride.models.config_values import (
     expect_mamba2,
     expect_positive,
     read_values,
-    token_ids,
 )
+from blockstride.models.mamba2_hybrid import Mamba2Config
 
 
 @dataclass(frozen=True)
-class BambaConfig:
+class BambaConfig(Mamba2Config):
     """Architecture of a Bamba model, under the names of its config.json.
 
     Attributes:
@@ -88,17 +88,6 @@ class BambaConfig:
         """
         return read_values(cls, "bamba", values)
 
-    @property
-    def head_size(self) -> int:
-        """Elements of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def d_inner(self) -> int:
-        """Channels of a Mamba mixer."""
-        return self.mamba_expand * self.hidden_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text."""
-        return token_ids(self.eos_token_id)
+    def has_attention(self, layer: int) -> bool:
+        """Whether the mixer of a layer is attention; else it is Mamba-2."""
+        return layer in self.attn_layer_indices

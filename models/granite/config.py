@@ -12,15 +12,15 @@ from blockstride.models.config_values import (
     expect_mamba2,
     expect_positive,
     read_values,
-    token_ids,
 )
+from blockstride.models.mamba2_hybrid import Mamba2Config
 
 ATTENTION = ("attention", "full_attention")
 MAMBA = ("mamba", "linear_attention")
 
 
 @dataclass(frozen=True)
-class GraniteHybridConfig:
+class GraniteHybridConfig(Mamba2Config):
     """Architecture of a Granite 4 hybrid, under the names of its config.json.
 
     Attributes:
@@ -108,21 +108,6 @@ class GraniteHybridConfig:
         # older files call it so
         types = values.get("layer_types") or values.get("layers_block_type")
         return read_values(cls, "granitemoehybrid", {**values, "layer_types": types})
-
-    @property
-    def head_size(self) -> int:
-        """Elements of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def d_inner(self) -> int:
-        """Channels of a Mamba mixer."""
-        return self.mamba_expand * self.hidden_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text."""
-        return token_ids(self.eos_token_id)
 
     def has_attention(self, layer: int) -> bool:
         """Whether the mixer of a layer is attention; else it is Mamba-2."""

@@ -11,20 +11,17 @@ from torch import Tensor
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint import Part
 from blockstride.models.granite.config import GraniteHybridConfig
-from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.mamba2_hybrid import Mamba2Hybrid
 from blockstride.models.modules import (
-    AttentionMixer,
     ExpertMLP,
     FeedForward,
     GatedMLP,
     LayerWeights,
-    Mamba2Mixer,
-    Mixer,
     Rotary,
 )
 
 
-class GraniteHybridModel(HybridModel[GraniteHybridConfig]):
+class GraniteHybridModel(Mamba2Hybrid[GraniteHybridConfig]):
     """Granite 4 hybrid (IBM 2025), `granitemoehybrid` of transformers; see `HybridModel`."""
 
     feed_forward_norm = "post_attention_layernorm"
@@ -36,39 +33,9 @@ class GraniteHybridModel(HybridModel[GraniteHybridConfig]):
         self.embedding_multiplier = config.embedding_multiplier
         self.residual_multiplier = config.residual_multiplier
         self.logits_divisor = config.logits_scaling
-        self.rotary = None
+        self.attention_scale = config.attention_multiplier
         if config.position_embedding_type == "rope":
             self.rotary = Rotary.from_config(values, config.head_size, self.device)
-
-    def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:
-        """Attention or Mamba-2, as the config lists them."""
-        config = self.config
-        if config.has_attention(layer):
-            return AttentionMixer(
-                weights,
-                config.hidden_size,
-                config.num_attention_heads,
-                config.num_key_value_heads,
-                config.head_size,
-                dtype=self.dtypes.kv,
-                scale=config.attention_multiplier,
-                rotary=self.rotary,
-                has_bias=config.attention_bias,
-            )
-        return Mamba2Mixer(
-            weights,
-            config.hidden_size,
-            config.mamba_n_heads,
-            config.d_inner // config.mamba_n_heads,
-            config.mamba_d_state,
-            config.mamba_d_conv,
-            n_groups=config.mamba_n_groups,
-            eps=config.rms_norm_eps,
-            dtypes=self.dtypes,
-            conv_order=self.conv_order,
-            has_conv_bias=config.mamba_conv_bias,
-            has_proj_bias=config.mamba_proj_bias,
-        )
 
     def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
         """An MLP that every token visits, and experts if there are any."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.layouts import CacheSpec, full_attention
+from blockstride.layouts import full_attention
 from blockstride.models.batch import StepBatch
 from blockstride.models.checkpoint import Part
 from blockstride.models.modules.module import Mixer
@@ -75,15 +75,6 @@ class AttentionMixer(Mixer):
         self.head_size, self.rotary = head_size, rotary
         self.scale = head_size**-0.5 if scale is None else scale
         self.spec = full_attention(num_kv_heads, head_size, dtype)
-
-    def cache_spec(self) -> CacheSpec:
-        """Keys and values of every token."""
-        return self.spec
-
-    def bind_kv_cache(self, raw: Tensor) -> None:
-        """Keeps key and value views."""
-        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
-        self.cache = shard.bind_kv_cache(raw)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Writes keys and values of the new tokens, then attends to all up to each."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.layouts import CacheSpec, Interval, mamba1
+from blockstride.layouts import Interval, mamba1
 from blockstride.models.batch import StepBatch
 from blockstride.models.checkpoint import Part
 from blockstride.models.modules.convolution import Convolution
@@ -79,15 +79,6 @@ class Mamba1Mixer(Mixer):
             ssm_dtype=dtypes.ssm,
             conv_order=conv_order,
         )
-
-    def cache_spec(self) -> CacheSpec:
-        """The last inputs of the convolution, and the recurrent state."""
-        return self.spec
-
-    def bind_kv_cache(self, raw: Tensor) -> None:
-        """Keeps conv and ssm views."""
-        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
-        self.cache = shard.bind_kv_cache(raw)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Convolves, then runs the recurrence from the cached state, and leaves the last there."""

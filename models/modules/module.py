@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from blockstride.layouts import CacheSpec
 from blockstride.models.batch import StepBatch
+from blockstride.models.parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,23 @@ class Mixer(ABC):
     group: int = -1
     """Index of the layer's cache group among the tables of a batch; set when it is bound."""
 
-    @abstractmethod
+    spec: CacheSpec
+    """What the layer caches, on all ranks together."""
+
+    parallel: TensorParallel
+    """The rank."""
+
+    cache: Any
+    """Typed views of its part of that; set when it is bound."""
+
     def cache_spec(self) -> CacheSpec:
         """What the layer caches, on all ranks together."""
+        return self.spec
 
-    @abstractmethod
     def bind_kv_cache(self, raw: Tensor) -> None:
         """Takes the layer's raw storage, as its pool made it, and keeps typed views of it."""
+        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = shard.bind_kv_cache(raw)
 
     @abstractmethod
     def forward(
