@@ -18,7 +18,7 @@ from typing import Any
 
 from blockstride.kernels.checks import expect
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
-from blockstride.models.distributed.inbox import Ended, Inbox
+from blockstride.models.distributed.inbox import Ended, Inbox, Wake
 from blockstride.models.distributed.launch import plan_engines, start_engines
 from blockstride.models.distributed.messages import (
     Abort,
@@ -32,7 +32,6 @@ from blockstride.models.distributed.messages import (
     Submit,
 )
 from blockstride.models.engine import EngineConfig, Request, SamplingParams, TokenEvent
-from blockstride.models.engine.engine import check_prompt
 from blockstride.models.engine.request import FinishReason
 from blockstride.transfer.connector import ConnectorSettings
 
@@ -105,8 +104,7 @@ class Deployment:
         except BaseException:
             self._finalizer()
             raise
-        self.max_len = min(ready.max_len for ready in answers)
-        self._vocab_size = answers[0].vocab_size
+        self.limits = min((ready.limits for ready in answers), key=lambda limits: limits.max_len)
         for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:
                 reader.tell(Peers(source.engine_id, ready.addresses))
@@ -123,8 +121,8 @@ class Deployment:
                 room in a cache for one more token.
             EngineDiedError: No engine is left.
         """
-        check_prompt(prompt_ids, self.max_len, self._vocab_size)
-        max_len = min(self.max_len, len(prompt_ids) + params.max_tokens)
+        self.limits.check(prompt_ids)
+        max_len = min(self.limits.max_len, len(prompt_ids) + params.max_tokens)
         request = Request(self._next_id, list(prompt_ids), params, max_len)
         self._next_id += 1
         self._send(request)
@@ -181,6 +179,10 @@ class Deployment:
         if holder is not None and holder.is_alive:
             holder.tell(Abort(request.request_id))
 
+    def wake(self) -> None:
+        """Has a step that waits return, from any thread."""
+        self._inbox.put(self, Wake())
+
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
@@ -214,7 +216,7 @@ class Deployment:
         return max(0.001, first + self._answer_seconds - monotonic())
 
     def _on(self, engine: EngineProcesses, message: Any) -> list[TokenEvent]:
-        if not engine.is_alive:
+        if isinstance(message, Wake) or not engine.is_alive:
             return []
         engine.last_heard = monotonic()
         match message:

@@ -14,6 +14,10 @@ class Ended:
     """Said for a process that has ended, or closed its end of the pipe."""
 
 
+class Wake:
+    """Said by a thread of this process to another that waits for letters."""
+
+
 class Letter(NamedTuple):
     """Who said what."""
 

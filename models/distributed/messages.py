@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
+from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.request import FinishReason
 from blockstride.transfer.connector import ConnectorSettings, Counters
 
@@ -104,13 +105,11 @@ class Ready:
     """An engine runs.
 
     Attributes:
-        max_len: Most tokens of a request.
-        vocab_size: Tokens that there are.
+        limits: Prompts that it can take.
         addresses: Where its ranks listen for readers.
     """
 
-    max_len: int
-    vocab_size: int
+    limits: PromptLimits
     addresses: tuple[str, ...]
 
 

@@ -86,7 +86,7 @@ def lead(setup: Setup, front_end: Connection, followers: Sequence[Connection]) -
     ranks.join()
     _join(setup)
     ordered = tuple(addresses[rank] for rank in range(len(ranks)))
-    front_end.send(Ready(leader.engine.max_len, model.config.vocab_size, ordered))
+    front_end.send(Ready(leader.engine.limits, ordered))
     leader.run()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
 
-from blockstride.kernels.checks import expect
+import numpy as np
+
 from blockstride.layouts import KVCacheLayout
 from blockstride.layouts.groups import check_policy
+from blockstride.models.engine.values import expect_type, whole
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class EngineConfig:
         poison: Debugging mode: fill what no kernel may read with NaN.
 
     Raises:
+        TypeError: A value of another type.
         ValueError: A number that is not positive, an unknown layout or policy.
     """
 
@@ -53,9 +57,26 @@ class EngineConfig:
     poison: bool = False
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            checked = _checked(field.name, getattr(self, field.name), field.default)
+            object.__setattr__(self, field.name, checked)
         KVCacheLayout.parse(self.layout)
         check_policy(self.policy)
-        names = ("block_size", "kernel_block_size", "cache_bytes", "max_num_seqs", "tp_size")
-        for name in (*names, "max_num_batched_tokens", "prefill_chunk", "max_len"):
-            value = getattr(self, name)
-            expect(value is None or value > 0, name, "a positive number", value)
+
+
+def _checked(name: str, value: object, default: object) -> object:
+    """A value of the type that its default has; where that is None, a number or None."""
+    if isinstance(value, KVCacheLayout) and name == "layout":
+        return value.order
+    if isinstance(default, str):
+        expect_type(value, name, str, "a name")
+        return value
+    if isinstance(default, bool):
+        expect_type(value, name, bool, "True or False")
+        return value
+    if value is None and default is None:
+        return None
+    if name == "num_blocks" and not isinstance(value, Integral):
+        expect_type(value, name, (list, tuple, np.ndarray), "a number of blocks, or one a pool")
+        return tuple(whole(n, name, 1, "positive numbers") for n in value)  # type: ignore[union-attr]
+    return whole(value, name, 1, "a positive number")

@@ -16,6 +16,7 @@ from blockstride.models.batch import StepBatch
 from blockstride.models.engine.batching import make_batch
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.config import EngineConfig
+from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
@@ -68,12 +69,16 @@ class Engine:
         self.pools = make_pools(model, config)
         layouts = [pool.layout for pool in self.pools]
         self.groups = [group for layout in layouts for group in layout.groups]
-        limit = min(
-            config.max_len or model.config.max_position_embeddings, tokens_that_fit(layouts)
+        self.limits = PromptLimits.of(
+            config.max_len,
+            model.config.max_position_embeddings,
+            tokens_that_fit(layouts),
+            model.config.vocab_size,
         )
-        expect(limit >= 2, "num_blocks", "room for two tokens", [p.num_blocks for p in layouts])
-        self.max_len = limit
-        self.blocks = BlockManager(layouts, config.max_num_seqs, limit)
+        self.max_len = self.limits.max_len
+        enough = self.max_len >= 2
+        expect(enough, "num_blocks", "room for two tokens", [p.num_blocks for p in layouts])
+        self.blocks = BlockManager(layouts, config.max_num_seqs, self.max_len)
         self.scheduler = Scheduler(
             self.blocks,
             config.max_num_batched_tokens,
@@ -116,9 +121,8 @@ class Engine:
         Raises:
             ValueError: As `add_request`.
         """
-        limit = min(self.max_len, max_len or self.max_len)
-        check_prompt(prompt_ids, limit, self.model.config.vocab_size)
-        limit = min(limit, len(prompt_ids) + params.max_tokens)
+        self.limits.check(prompt_ids)
+        limit = min(self.max_len, max_len or self.max_len, len(prompt_ids) + params.max_tokens)
         self._next_id += 1
         return Request(self._next_id - 1, list(prompt_ids), params, limit, list(output_ids))
 
@@ -127,6 +131,9 @@ class Engine:
         if request.finish_reason is None:
             request.finish_reason = reason
             self.scheduler.remove(request)
+
+    def wake(self) -> None:
+        """Has a step that waits return, from any thread; no step of this engine waits."""
 
     @property
     def has_work(self) -> bool:
@@ -184,23 +191,3 @@ class Engine:
                 poison_blocks(pool, ids)
             if self._followers is not None:
                 self._followers.poison(blocks)
-
-
-def check_prompt(prompt_ids: Sequence[int], max_len: int, vocab_size: int) -> None:
-    """Raise `ValueError` unless a prompt can be continued by at least one token.
-
-    Args:
-        prompt_ids: Its tokens.
-        max_len: Most tokens of a sequence.
-        vocab_size: Tokens that there are.
-    """
-    expect(len(prompt_ids) > 0, "prompt", "at least one token", "an empty prompt")
-    room = max_len - 1
-    expect(
-        len(prompt_ids) <= room,
-        "prompt",
-        f"at most {room} tokens, as the cache holds {max_len}",
-        f"{len(prompt_ids)} tokens",
-    )
-    outside = [token for token in prompt_ids if not 0 <= token < vocab_size]
-    expect(not outside, "prompt", f"tokens from 0 to {vocab_size - 1}", outside[:1])

@@ -145,10 +145,18 @@ def test_an_unknown_name_is_answered_with_those_known(reference, options, messag
         LLM(reference.path, **options)
 
 
-def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(reference):
-    llm = LLM(reference.path, config=EngineConfig(num_blocks=(3, 3)))
-    with pytest.raises(ValueError, match=r"prompt: expected at most 31 tokens.*got 40 tokens"):
-        llm.generate(["ok", "x" * 40])
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"num_blocks": (3, 3)}, "at most 31 tokens, as the cache holds 32"),
+        ({"max_len": 20}, "at most 19 tokens, as max_len is 20"),
+        ({}, "at most 4095 tokens, as the model's longest sequence has 4096"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(reference, config, why):
+    llm = LLM(reference.path, config=EngineConfig(**config))
+    with pytest.raises(ValueError, match=f"^prompt: expected {why}, got 5000 tokens"):
+        llm.generate(["ok", "x" * 5000])
     assert not llm.engine.has_work
 
 

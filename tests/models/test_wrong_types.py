@@ -1,0 +1,106 @@
+"""Values of the wrong type are refused by name; those that mean the same are taken for it."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from blockstride.layouts import KVCacheLayout
+from blockstride.models import EngineConfig, SamplingParams
+
+
+def make(cls, **fields):
+    """As users do: the annotations, which tests enforce, would refuse first."""
+    made = object.__new__(cls)
+    inspect.unwrap(cls.__init__)(made, **fields)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 2.5),
+        ("max_tokens", None),
+        ("max_tokens", True),
+        ("max_tokens", "10"),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", True),
+        ("top_k", 1.0),
+        ("top_p", "1"),
+        ("seed", "a"),
+        ("seed", 1.5),
+        ("seed", False),
+        ("stop", None),
+        ("stop", [1]),
+        ("stop", b"end"),
+        ("stop", {"end": 1}),
+        ("stop_token_ids", "a"),
+        ("stop_token_ids", [1.5]),
+        ("stop_token_ids", {3: "a"}),
+        ("stop_token_ids", None),
+        ("ignore_eos", 1),
+        ("ignore_eos", "no"),
+    ],
+)
+def test_a_sampling_parameter_of_another_type_is_named(field, value):
+    with pytest.raises(TypeError, match=f"^{field}: expected .*, got "):
+        make(SamplingParams, **{field: value})
+
+
+def test_a_stop_given_as_one_string_is_one_stop():
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["end", "\n"]).stop == ("end", "\n")
+    assert make(SamplingParams, stop_token_ids=7).stop_token_ids == {7}
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = make(
+        SamplingParams,
+        max_tokens=np.int64(5),
+        temperature=np.float32(0.5),
+        top_k=np.int32(3),
+        top_p=1,
+        seed=np.uint8(9),
+        stop_token_ids=np.array([4, 5]),
+        ignore_eos=np.True_,
+    )
+    assert params == SamplingParams(5, 0.5, 3, 1.0, 9, (), frozenset([4, 5]), ignore_eos=True)
+    assert type(params.max_tokens) is int
+
+
+def test_more_tokens_than_tensors_can_count_are_all_of_them():
+    assert SamplingParams(top_k=10**30).top_k < 2**31
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layout", 5),
+        ("policy", None),
+        ("block_size", 16.0),
+        ("block_size", None),
+        ("kernel_block_size", "16"),
+        ("kv_cache_dtype", np.float32),
+        ("cache_bytes", True),
+        ("num_blocks", "33"),
+        ("num_blocks", (3, 3.5)),
+        ("max_num_seqs", 1.5),
+        ("max_len", "long"),
+        ("tp_size", None),
+        ("poison", 1),
+    ],
+)
+def test_an_engine_option_of_another_type_is_named(field, value):
+    with pytest.raises(TypeError, match=f"^{field}: expected .*, got "):
+        make(EngineConfig, **{field: value})
+
+
+def test_an_engine_takes_layouts_and_counts_in_other_forms():
+    config = make(
+        EngineConfig,
+        layout=KVCacheLayout("BHLNC"),
+        num_blocks=np.array([3, 4]),
+        block_size=np.int64(32),
+    )
+    assert config == EngineConfig(layout="BHLNC", num_blocks=(3, 4), block_size=32)
