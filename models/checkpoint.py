@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.layouts import Interval
+from blockstride.models.checkpoint_files import find_weights, read_json
+from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PLAIN = {"F64", "F32", "F16", "BF16"}
+"""Types of weights that are what they say."""
 
 
 class Part(NamedTuple):
@@ -25,35 +28,38 @@ class Part(NamedTuple):
 
 
 class Checkpoint:
-    """The files of one model, opened lazily and read tensor by tensor.
+    """The files of one model, opened at once and read tensor by tensor.
 
     Args:
         path: Folder with config.json and either model.safetensors or its index and shards.
 
+    Attributes:
+        path: The folder.
+        config: The parsed config.json.
+        generation: The parsed generation_config.json; None where there is none.
+        unread: Names of the tensors that nobody has asked for.
+
     Raises:
-        ValueError: The folder, config.json, or the weights are missing or are not what they should
-            be. Nothing is read of the weights but their headers.
+        ValueError: The folder, config.json, or the weights are missing, are not what they should
+            be, or are quantised. Nothing is read of the weights but their headers.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         expect(self.path.is_dir(), "model", "a checkpoint folder", str(path))
         self.config = read_json(self.path / "config.json")
-        self._shard_of = self._index()
-        self._open: dict[str, Any] = {}
-        self.unread = set(self._shard_of)
-
-    def _index(self) -> dict[str, str]:
-        index, single = self.path / INDEX, self.path / SINGLE
-        if index.is_file():
-            shards = read_json(index).get("weight_map")
-            expect(isinstance(shards, dict), INDEX, "a weight_map", shards)
-            return dict(shards)  # type: ignore[arg-type]
-        expect(single.is_file(), "model", f"{SINGLE} or {INDEX} in the folder", str(self.path))
-        return dict.fromkeys(_open_shard(single).keys(), SINGLE)
+        generation = self.path / "generation_config.json"
+        self.generation = read_json(generation) if generation.is_file() else None
+        expect_plain_config(self.path, self.config)
+        self._shards = find_weights(self.path)
+        self.unread = set(self._shards)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._shard_of
+        return name in self._shards
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all tensors."""
+        return iter(self._shards)
 
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None
@@ -67,62 +73,77 @@ class Checkpoint:
             part: What to read; nothing else of the file is.
 
         Raises:
-            ValueError: It is missing, has another shape, or its shard is missing or damaged.
+            ValueError: It is missing, has another shape, holds something else than floating-point
+                numbers, or numbers that are not finite, as stored or as `dtype`.
         """
-        expect(name in self._shard_of, "weights", name, f"a checkpoint without it in {self.path}")
-        file = self._shard_of[name]
-        if file not in self._open:
-            self._open[file] = _open_shard(self.path / file)
+        if name not in self._shards:
+            expect(False, "weights", name, self._instead_of(name))
+        shard = self._shards[name]
         try:
-            stored = self._open[file].get_slice(name)
+            stored = shard.get_slice(name)
             got = tuple(stored.get_shape())
             expect(got == shape, name, f"shape {shape}", got)
-            tensor = stored[_index(part)] if part else self._open[file].get_tensor(name)
+            kind = stored.get_dtype()
+            expect(kind in PLAIN, name, "float32, bfloat16 or float16 weights", f"{kind} ones")
+            tensor = stored[_index(part)] if part else shard.get_tensor(name)
         except SafetensorError as error:
-            raise ValueError(f"{file}: expected a tensor {name}, got {error}") from error
+            raise ValueError(f"weights: expected a tensor {name}, got {error}") from error
         self.unread.discard(name)
-        return tensor.to(dtype)
+        return _finite(name, tensor.to(dtype))
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer in tokenizer.json.
+    def _instead_of(self, name: str) -> str:
+        """What there is where a tensor is not, for a message."""
+        near = [other for other in self._shards if other.endswith(f".{name}")]
+        return min(near) if near else f"a checkpoint without it in {self.path}"
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as it lies in its file."""
+        return self._shards[name].get_tensor(name)
+
+    def expect_all_known(self) -> set[str]:
+        """Tensors that nobody has asked for, none of which changes one that somebody has.
 
         Raises:
-            ValueError: The file is missing or is not a tokenizer.
+            ValueError: One does, as scales of quantised weights and adapters do.
+        """
+        expect_plain_tensors(set(self._shards) - self.unread, self.unread)
+        return self.unread
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer in tokenizer.json; it neither cuts nor pads what it is given.
+
+        Returns:
+            None where there is no such file: prompts are tokens then.
+
+        Raises:
+            ValueError: The file is not a tokenizer.
         """
         file = self.path / "tokenizer.json"
-        expect(file.is_file(), "model", "tokenizer.json in the folder", str(self.path))
+        if not file.is_file():
+            return None
         try:
-            return Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"tokenizer.json: expected a tokenizer, got {error}") from error
+        # files keep what the last batch of a training was prepared with
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     def close(self) -> None:
         """Lets go of the shards."""
-        self._open.clear()
+        self._shards = {}
 
 
 def _index(part: Part) -> tuple[slice, ...]:
     return (*[slice(None)] * part.dim, slice(*part.interval))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: No such file, or it is not a JSON object.
-    """
-    expect(file.is_file(), "model", f"{file.name} in the folder", str(file.parent))
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file.name}: expected JSON, got {error}") from error
-    expect(isinstance(values, dict), file.name, "a JSON object", type(values).__name__)
-    return values
-
-
-def _open_shard(file: Path) -> Any:
-    expect(file.is_file(), "weights", f"the shard {file.name}", "no such file")
-    try:
-        return safe_open(file, framework="pt").__enter__()
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file.name}: expected a safetensors file, got {error}") from error
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, if all of it is finite."""
+    # one pass without a mask in memory: a sum is finite only if every addend is
+    if not tensor.sum(dtype=torch.float32).isfinite():
+        bad = tensor[~tensor.isfinite()]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        expect(not len(bad), name, f"numbers that are finite in {kind}", f"{len(bad)} that are not")
+    return tensor

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
+from math import inf
 from typing import Any, TypeVar
 
 from blockstride.kernels.checks import expect
 
 Config = TypeVar("Config")
-KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list[int]": list}
+KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str}
 
 
-def read_values(cls: type[Config], model_type: str, values: Mapping[str, Any]) -> Config:
+def read_values(
+    cls: type[Config], values: Mapping[str, Any], null: Mapping[str, Any] | None = None
+) -> Config:
     """A config of one architecture; keys that don't bear on inference are ignored.
 
+    A key that is absent or null means what its field defaults to.
+
     Args:
-        cls: A dataclass whose fields are called as the keys of config.json.
-        model_type: The architecture.
+        cls: A dataclass with a `model_type`, whose fields are called as the keys of config.json.
         values: The parsed config.json.
+        null: What null means where that is not the default.
 
     Raises:
-        ValueError: Another architecture, a missing key, or a value that can't be.
+        ValueError: Another architecture, or a value that can't be.
     """
-    kind = values.get("model_type")
+    kind, model_type = values.get("model_type"), cls.model_type  # type: ignore[attr-defined]
     expect(kind == model_type, "model_type", repr(model_type), repr(kind))
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    given = {name: values[name] for name in known if values.get(name) is not None}
-    # Hugging Face's name for MHA is to leave the number of KV heads out
-    given.setdefault("num_key_value_heads", given.get("num_attention_heads"))
-    for name, field in known.items():
-        if field.default is MISSING:
-            what = "a list" if "list" in str(field.type) else "a number"
-            expect(given.get(name) is not None, name, f"{what} in config.json", "nothing")
+    types = {field.name: str(field.type) for field in fields(cls)}  # type: ignore[arg-type]
+    nulls = {name: value for name, value in (null or {}).items() if name in values}
+    given = {name: values[name] for name in types if values.get(name) is not None}
     for name, value in given.items():
-        _check_type(name, str(known[name].type), value)
-    return cls(**given)
+        _check_type(name, types[name], value)
+        if types[name] == "float":
+            given[name] = float(value)
+    return cls(**{**nulls, **given})
 
 
 def _check_type(name: str, annotation: str, value: object) -> None:
     options = [part.strip() for part in annotation.split("|")]
     right = any(
-        isinstance(value, KINDS.get(part, list)) and (part == "bool" or not isinstance(value, bool))
+        isinstance(value, KINDS.get(part, (list, tuple)))
+        and (part == "bool" or not isinstance(value, bool))
         for part in options
         if part != "None"
     )
@@ -50,7 +53,7 @@ def _check_type(name: str, annotation: str, value: object) -> None:
         expect(value == "auto", name, "a number or 'auto'", repr(value))
 
 
-def expect_positive(config: Any, but: Collection[str]) -> None:
+def expect_positive(config: Any, but: Collection[str] = ()) -> None:
     """Raise `ValueError` unless all whole numbers of a config are positive.
 
     Args:
@@ -63,22 +66,69 @@ def expect_positive(config: Any, but: Collection[str]) -> None:
             expect(value > 0, field.name, "a positive number", value)
 
 
-def expect_heads(hidden_size: int, num_heads: int, num_kv_heads: int) -> None:
+def expect_heads(hidden_size: int, head_dim: int | None, num_heads: int, num_kv_heads: int) -> None:
     """Raise `ValueError` unless heads cut the hidden size, and KV heads the heads."""
-    fits = hidden_size % num_heads == 0
+    fits = head_dim is not None or hidden_size % num_heads == 0
     expect(fits, "num_attention_heads", f"a divisor of {hidden_size}", num_heads)
     fits = num_heads % num_kv_heads == 0
     expect(fits, "num_key_value_heads", f"a divisor of {num_heads}", num_kv_heads)
 
 
-def expect_mamba2(d_inner: int, num_heads: int, n_groups: int, d_conv: int) -> None:
-    """Raise `ValueError` unless heads cut the channels of Mamba-2, and groups the heads."""
-    expect(d_inner % num_heads == 0, "mamba_n_heads", f"a divisor of {d_inner}", num_heads)
-    fits = num_heads % n_groups == 0
-    expect(fits, "mamba_n_groups", f"a divisor of {num_heads} heads", n_groups)
-    expect(d_conv >= 2, "mamba_d_conv", "at least 2", d_conv)
+def read_limits(values: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """The lowest and the highest value of something; 0 and infinity where a config says nothing."""
+    limits = values.get(name)
+    limits = (0.0, inf) if limits is None else limits
+    are_numbers = isinstance(limits, list | tuple) and len(limits) == 2
+    are_numbers = are_numbers and all(
+        isinstance(limit, int | float) and not isinstance(limit, bool) for limit in limits
+    )
+    fits = are_numbers and 0 <= limits[0] <= limits[1]
+    expect(fits, name, "two numbers, neither below 0, the smaller first", repr(limits))
+    return float(limits[0]), float(limits[1])
 
 
-def token_ids(ids: int | list[int] | None) -> frozenset[int]:
-    """The tokens of a key that has none, one or several."""
-    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+def read_rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How positions turn queries and keys, from the places in which published files say it.
+
+    That is `rope_parameters`, or `rope_scaling` in older files; `rope_theta` may stand beside them.
+
+    Returns:
+        `rope_theta`, and what else stands in the inner object.
+
+    Raises:
+        ValueError: A kind of scaling that is not supported, or numbers that can't be.
+    """
+    inner = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    expect(isinstance(inner, Mapping), "rope_parameters", "an object", repr(inner))
+    nested = [name for name, value in inner.items() if isinstance(value, Mapping)]
+    expect(not nested, "rope_parameters", "the same for all layers", f"some for {nested}")
+    kind = inner.get("rope_type", inner.get("type", "default"))
+    expect(kind == "default", "rope_type", "'default'", repr(kind))
+    rope = {"rope_theta": values.get("rope_theta"), **inner}
+    if rope["rope_theta"] is None:
+        rope["rope_theta"] = 10000.0
+    for name in ("rope_theta", "partial_rotary_factor"):
+        value = rope.get(name, 1.0)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+        expect(fits, name, "a positive number", repr(value))
+    return rope
+
+
+def end_tokens(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> frozenset[int]:
+    """The tokens that end a text.
+
+    Args:
+        config: The parsed config.json.
+        generation: The parsed generation_config.json, if there is one; what it says counts.
+
+    Raises:
+        ValueError: Something else than a token or several.
+    """
+    said = (generation or {}).get("eos_token_id")
+    said = config.get("eos_token_id") if said is None else said
+    tokens = [] if said is None else said if isinstance(said, list) else [said]
+    fits = all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+    expect(fits, "eos_token_id", "a token or a list of tokens", repr(said))
+    return frozenset(tokens)

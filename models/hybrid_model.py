@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,12 +17,16 @@ from blockstride import kernels
 from blockstride.layouts import CacheSpec, KVCachePool
 from blockstride.models.batch import StepBatch
 from blockstride.models.checkpoint import Checkpoint, Part
+from blockstride.models.config_values import end_tokens
 from blockstride.models.modules import CacheDtypes, FeedForward, LayerWeights, Mixer
 from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
+HEAD = "lm_head.weight"
 
+
+@runtime_checkable
 class ModelConfig(Protocol):
     """What every model's config tells."""
 
@@ -38,11 +42,11 @@ class ModelConfig(Protocol):
     def rms_norm_eps(self) -> float: ...  # noqa: D102
     @property
     def tie_word_embeddings(self) -> bool: ...  # noqa: D102
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...  # noqa: D102
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Any: ...  # noqa: D102
 
 
-ConfigType_co = TypeVar("ConfigType_co", bound=ModelConfig, covariant=True)
+ConfigType = TypeVar("ConfigType", bound=ModelConfig)
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Layer:
         return total if self.multiplier == 1 else total.mul_(self.multiplier)
 
 
-class HybridModel(ABC, Generic[ConfigType_co]):
+class HybridModel(ABC, Generic[ConfigType]):
     """A model whose mixers read and write paged caches in place.
 
     A family says how its config is read, what its layers are made of, and how its norms are called.
@@ -103,7 +107,8 @@ class HybridModel(ABC, Generic[ConfigType_co]):
             that the ranks can't share.
     """
 
-    config: ConfigType_co
+    config_type: type[ConfigType]
+    config: ConfigType
     input_norm = "input_layernorm"
     feed_forward_norm: str
     final_norm: str
@@ -125,32 +130,60 @@ class HybridModel(ABC, Generic[ConfigType_co]):
         self.dtypes = dtypes or CacheDtypes(kv=dtype, conv=dtype)
         self.conv_order = conv_order
         self.parallel = parallel or TensorParallel()
-        self.read_config(checkpoint.config)
-        config, hidden = self.config, self.config.hidden_size
+        self.config = config = self.read_config(checkpoint.config)
+        self.eos_token_ids = end_tokens(checkpoint.config, checkpoint.generation)
+        self.configure(config)
+        hidden = config.hidden_size
         weights = LayerWeights(checkpoint, "model.", dtype, self.device, self.parallel)
-        self.embedding = weights.tensor("embed_tokens.weight", config.vocab_size, hidden)
+        self.embedding = self._embedding(weights)
         self.layers = [
             self._layer(i, replace(weights, prefix=f"model.layers.{i}."))
             for i in range(config.num_hidden_layers)
         ]
         self.final_gain = weights.tensor(f"{self.final_norm}.weight", hidden)
+        self.head = kernels.pack_weight(self._head(weights))
+        self._warn_of_unread(checkpoint.expect_all_known())
+        checkpoint.close()
+
+    @classmethod
+    def read_config(cls, values: Mapping[str, Any]) -> ConfigType:
+        """The config in a parsed config.json.
+
+        Raises:
+            ValueError: Another architecture, or a value that can't be.
+        """
+        return cls.config_type.from_dict(values)
+
+    def configure(self, config: ConfigType) -> None:
+        """Sets what follows from the config, before weights are read."""
+
+    def _embedding(self, weights: LayerWeights) -> Tensor:
+        """The embedding; a file whose head is the same may have that alone."""
+        config, name = self.config, "embed_tokens.weight"
+        is_there = f"{weights.prefix}{name}" in weights.checkpoint
+        if config.tie_word_embeddings and not is_there and HEAD in weights.checkpoint:
+            weights, name = replace(weights, prefix=""), HEAD
+        return weights.tensor(name, config.vocab_size, config.hidden_size)
+
+    def _head(self, weights: LayerWeights) -> Tensor:
+        """A rank's rows of the head: those of the embedding, unless a file has others."""
+        config = self.config
         share = self.parallel.uneven_share(config.vocab_size)
-        if config.tie_word_embeddings:
-            self.head = kernels.pack_weight(self.embedding[slice(*share)])
-        else:
-            head = replace(weights, prefix="")
-            self.head = head.matrix("lm_head.weight", config.vocab_size, hidden, Part(0, share))
-        unread = checkpoint.unread - {"lm_head.weight"}
+        tied = self.embedding[slice(*share)]
+        if config.tie_word_embeddings and HEAD not in weights.checkpoint:
+            return tied
+        own = replace(weights, prefix="")
+        head = own.tensor(HEAD, config.vocab_size, config.hidden_size, part=Part(0, share))
+        return tied if config.tie_word_embeddings and torch.equal(head, tied) else head
+
+    def _warn_of_unread(self, names: Iterable[str]) -> None:
+        # older files keep the frequencies of rotary positions, which follow from the config
+        unread = [name for name in names if not name.endswith("rotary_emb.inv_freq")]
         if unread:
             kind = type(self).__name__
             logger.warning(
                 "%d tensors are no part of %s, such as %s", len(unread), kind, min(unread)
             )
-        checkpoint.close()
-
-    @abstractmethod
-    def read_config(self, values: Mapping[str, Any]) -> None:
-        """Sets `config`, and whatever else follows from a parsed config.json."""
 
     @abstractmethod
     def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ def load_model(
         # the recurrence is computed in float32
         ssm=_wide_dtype(config.ssm_dtype, "ssm_dtype", torch.float32),
     )
-    kind = checkpoint.config.get("model_type")
-    expect(kind in MODELS, "model_type", f"one of {', '.join(MODELS)}", repr(kind))
-    return MODELS[str(kind)](
+    return model_class(checkpoint.config)(
         checkpoint,
         dtype=compute,
         device=where,
@@ -72,6 +71,23 @@ def load_model(
         conv_order=config.conv_order,
         parallel=parallel,
     )
+
+
+def model_class(config: Mapping[str, Any]) -> type[HybridModel]:
+    """What runs the model of a parsed config.json.
+
+    Raises:
+        ValueError: Nothing does.
+    """
+    kind = config.get("model_type")
+    parts = (name for name in ("text_config", "llm_config") if isinstance(config.get(name), dict))
+    part = next(parts, None)
+    got = repr(kind)
+    if part is not None:
+        got += f", a model of several parts, whose {part} is {config[part].get('model_type')!r}"
+    is_known = isinstance(kind, str) and kind in MODELS
+    expect(is_known, "model_type", f"one of {', '.join(MODELS)}", got)
+    return MODELS[str(kind)]
 
 
 def default_device() -> str:

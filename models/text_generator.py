@@ -64,12 +64,25 @@ class TextGenerator(Generic[TokenEngineType]):
     """A tokenizer and an engine.
 
     Args:
-        tokenizer: Makes tokens of text, and text of tokens.
+        tokenizer: Makes tokens of text, and text of tokens; None where a checkpoint has none.
         engine: Continues tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, engine: TokenEngineType) -> None:
-        self.tokenizer, self.engine = tokenizer, engine
+    def __init__(self, tokenizer: Tokenizer | None, engine: TokenEngineType) -> None:
+        self._tokenizer, self.engine = tokenizer, engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of text, and text of tokens.
+
+        Raises:
+            ValueError: The checkpoint has none.
+        """
+        expect(
+            self._tokenizer is not None, "tokenizer", "a tokenizer.json in the checkpoint", "none"
+        )
+        assert self._tokenizer is not None
+        return self._tokenizer
 
     def close(self) -> None:
         """Ends what the engine needs beyond this process, if anything."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from blockstride.models.bamba.config import BambaConfig
 from blockstride.models.mamba2_hybrid import Mamba2Hybrid
@@ -14,21 +13,18 @@ from blockstride.models.modules import (
     Rotary,
 )
 
-PARTIAL_ROTARY_FACTOR = 0.5
-"""Of the elements of a head, those that turn, where a config says nothing."""
-
 
 class BambaModel(Mamba2Hybrid[BambaConfig]):
     """Bamba (IBM, Princeton, CMU and UIUC 2024); see `HybridModel`."""
 
+    config_type = BambaConfig
     feed_forward_norm = "pre_ff_layernorm"
     final_norm = "final_layernorm"
 
-    def read_config(self, values: Mapping[str, Any]) -> None:
-        """Sets `config`, and positions."""
-        self.config = BambaConfig.from_dict(values)
-        values = {"partial_rotary_factor": PARTIAL_ROTARY_FACTOR, **values}
-        self.rotary = Rotary.from_config(values, self.config.head_size, self.device)
+    def configure(self, config: BambaConfig) -> None:
+        """Sets positions."""
+        size = int(config.head_size * config.partial_rotary_factor)
+        self.rotary = Rotary(size, config.head_size, config.rope_theta, self.device)
 
     def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
         """One MLP."""

@@ -167,7 +167,7 @@ class Engine:
 
     def _accept(self, request: Request, token: int) -> TokenEvent:
         request.output_ids.append(token)
-        params, ends = request.params, self.model.config.eos_token_ids
+        params, ends = request.params, self.model.eos_token_ids
         is_end = token in ends and not params.ignore_eos
         if is_end or token in params.stop_token_ids:
             self.abort(request, "stop")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,18 +23,19 @@ from blockstride.models.modules import (
 class GraniteHybridModel(Mamba2Hybrid[GraniteHybridConfig]):
     """Granite 4 hybrid (IBM 2025), `granitemoehybrid` of transformers; see `HybridModel`."""
 
+    config_type = GraniteHybridConfig
     feed_forward_norm = "post_attention_layernorm"
     final_norm = "norm"
 
-    def read_config(self, values: Mapping[str, Any]) -> None:
-        """Sets `config`, multipliers and positions."""
-        self.config = config = GraniteHybridConfig.from_dict(values)
+    def configure(self, config: GraniteHybridConfig) -> None:
+        """Sets multipliers and positions."""
         self.embedding_multiplier = config.embedding_multiplier
         self.residual_multiplier = config.residual_multiplier
         self.logits_divisor = config.logits_scaling
         self.attention_scale = config.attention_multiplier
         if config.position_embedding_type == "rope":
-            self.rotary = Rotary.from_config(values, config.head_size, self.device)
+            size = config.head_size
+            self.rotary = Rotary(size, size, config.rope_theta, self.device)
 
     def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
         """An MLP that every token visits, and experts if there are any."""

@@ -10,7 +10,7 @@ import torch
 
 from blockstride.kernels.checks import FLOATS, expect
 from blockstride.layouts import CacheSpec
-from blockstride.models.checkpoint import read_json
+from blockstride.models.checkpoint_files import read_json
 from blockstride.models.hf_config.families import FAMILIES
 from blockstride.models.hf_config.keys import Keys
 from blockstride.models.hf_config.mixers import MIXERS, CacheTypes
@@ -37,7 +37,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    expect(file.is_file(), "config", "a config.json or a folder with one", str(path))
+    expect(file.is_file(), "config", "a config.json or a folder with one", f"nothing at {file}")
     return read_json(file)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from blockstride.kernels.checks import expect
-from blockstride.models.config_values import expect_positive, read_values, token_ids
+from blockstride.models.config_values import (
+    expect_heads,
+    expect_positive,
+    read_values,
+)
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,9 @@ class JambaConfig:
         intermediate_size: Inner width of an MLP or of one expert.
         num_hidden_layers: Layers; each has a mixer (attention or Mamba) and a feed-forward part.
         num_attention_heads: Query heads.
-        num_key_value_heads: KV heads.
-        num_experts: Experts of a mixture-of-experts layer; 1 for none anywhere.
-        num_experts_per_tok: Experts that each token visits.
+        num_key_value_heads: KV heads; as many as query heads when None.
+        num_experts: Experts of a mixture-of-experts layer; 0 or 1 for none anywhere.
+        num_experts_per_tok: Experts that each token visits, where there are any.
         expert_layer_period: One layer in so many has experts,
         expert_layer_offset: the first of them this one.
         attn_layer_period: One layer in so many has attention,
@@ -34,22 +38,22 @@ class JambaConfig:
         mamba_conv_bias: Whether the convolution has a bias.
         mamba_proj_bias: Whether the projections in and out of a Mamba mixer have one.
         rms_norm_eps: Added to the mean square in every norm.
-        tie_word_embeddings: Whether the head is the embedding.
+        tie_word_embeddings: Whether the head is the embedding, where a file has no head.
         head_dim: Size of an attention head; hidden_size / num_attention_heads when None.
         hidden_act: Activation of the feed-forward part; only `"silu"` exists.
         max_position_embeddings: Longest sequence the model was made for.
-        eos_token_id: Token, or tokens, that end a text.
 
     Raises:
         ValueError: A number that can't be, or two that contradict each other.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    model_type: ClassVar[str] = "jamba"
+    vocab_size: int = 65536
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = 8
     num_experts: int = 16
     num_experts_per_tok: int = 2
     expert_layer_period: int = 2
@@ -67,22 +71,20 @@ class JambaConfig:
     head_dim: int | None = None
     hidden_act: str = "silu"
     max_position_embeddings: int = 262144
-    eos_token_id: int | list[int] | None = None
 
     def __post_init__(self) -> None:
-        expect_positive(self, but=("expert_layer_offset", "attn_layer_offset", "eos_token_id"))
+        has_experts = self.num_experts > 1
+        unused = () if has_experts else ("num_experts", "num_experts_per_tok")
+        expect_positive(self, but=("expert_layer_offset", "attn_layer_offset", *unused))
         for kind in ("expert", "attn"):
             offset = getattr(self, f"{kind}_layer_offset")
             period = getattr(self, f"{kind}_layer_period")
             expect(0 <= offset < period, f"{kind}_layer_offset", f"0 to {period - 1}", offset)
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        expect(heads % kv_heads == 0, "num_key_value_heads", f"a divisor of {heads}", kv_heads)
-        if self.head_dim is None:
-            fits = self.hidden_size % heads == 0
-            expect(fits, "num_attention_heads", f"a divisor of {self.hidden_size}", heads)
-        experts = self.num_experts_per_tok
-        if self.num_experts > 1:
-            most = self.num_experts
+        if any(map(self.has_attention, range(self.num_hidden_layers))):
+            sizes = (self.num_attention_heads, self.num_kv_heads)
+            expect_heads(self.hidden_size, self.head_dim, *sizes)
+        if has_experts:
+            most, experts = self.num_experts, self.num_experts_per_tok
             expect(experts <= most, "num_experts_per_tok", f"at most {most}", experts)
         expect(self.hidden_act == "silu", "hidden_act", "'silu'", repr(self.hidden_act))
         expect(self.mamba_d_conv >= 2, "mamba_d_conv", "at least 2", self.mamba_d_conv)
@@ -92,9 +94,16 @@ class JambaConfig:
         """The config in a parsed config.json; keys that don't bear on inference are ignored.
 
         Raises:
-            ValueError: Another architecture, a missing key, or a value that can't be.
+            ValueError: Another architecture, or a value that can't be.
         """
-        return read_values(cls, "jamba", values)
+        if values.get("num_local_experts") is not None:
+            values = {**values, "num_experts": values["num_local_experts"]}
+        return read_values(cls, values, {"num_key_value_heads": None})
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads."""
+        return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
@@ -112,11 +121,6 @@ class JambaConfig:
         if isinstance(self.mamba_dt_rank, str):
             return -(-self.hidden_size // 16)
         return self.mamba_dt_rank
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text."""
-        return token_ids(self.eos_token_id)
 
     def has_attention(self, layer: int) -> bool:
         """Whether the mixer of a layer is attention; else it is Mamba."""

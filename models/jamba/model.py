@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.jamba.config import JambaConfig
@@ -21,12 +20,9 @@ from blockstride.models.modules import (
 class JambaModel(HybridModel[JambaConfig]):
     """Jamba (Lieber et al. 2024); see `HybridModel`."""
 
+    config_type = JambaConfig
     feed_forward_norm = "pre_ff_layernorm"
     final_norm = "final_layernorm"
-
-    def read_config(self, values: Mapping[str, Any]) -> None:
-        """Sets `config`."""
-        self.config = JambaConfig.from_dict(values)
 
     def make_mixer(self, layer: int, weights: LayerWeights) -> Mixer:
         """Attention in one layer of each period, Mamba-1 in the others."""
@@ -36,7 +32,7 @@ class JambaModel(HybridModel[JambaConfig]):
                 weights,
                 config.hidden_size,
                 config.num_attention_heads,
-                config.num_key_value_heads,
+                config.num_kv_heads,
                 config.head_size,
                 dtype=self.dtypes.kv,
             )

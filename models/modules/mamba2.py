@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from blockstride import kernels
 from blockstride.layouts import Interval, mamba2
@@ -33,6 +36,7 @@ class Mamba2Mixer(Mixer):
         conv_order: Memory order of the convolution state.
         has_conv_bias: Whether the convolution has a bias.
         has_proj_bias: Whether the projections in and out have one.
+        step_limit: Lowest and highest step of the recurrence.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Mamba2Mixer(Mixer):
         conv_order: str = "DS",
         has_conv_bias: bool = True,
         has_proj_bias: bool = False,
+        step_limit: tuple[float, float] = (0.0, inf),
     ) -> None:
         self.parallel = tp = weights.parallel
         inner, shared = num_heads * head_dim, n_groups * d_state
@@ -75,6 +80,7 @@ class Mamba2Mixer(Mixer):
         self.D = weights.tensor("mamba.D", num_heads, **wide)
         self.norm = weights.tensor("mamba.norm.weight", inner, part=Part(0, x))
         self.eps, self.group_size = eps, inner // n_groups
+        self.step_limit = None if step_limit == (0.0, inf) else step_limit
         self.num_groups, self.first_group = n_groups, group.start // d_state
         self.heads, self.head_dim, self.d_state = heads.size, head_dim, d_state
         self.sizes = [x.size, x.size + 2 * group.size, heads.size]
@@ -95,6 +101,7 @@ class Mamba2Mixer(Mixer):
         indices = batch.tables[self.group].state_indices
         projected = kernels.linear(hidden, self.in_proj, self.in_bias)
         z, x, dt = projected.split(self.sizes, dim=1)
+        dt, step = self._steps(dt)
         x = self.conv.forward(x, self.cache.conv_state, indices, batch)
         x, B, C = x.split(self.conv_sizes, dim=1)
         ssm = (
@@ -107,16 +114,25 @@ class Mamba2Mixer(Mixer):
             indices,
         )
         if batch.is_decode:
-            y = kernels.ssd_state_update(*ssm, D=self.D, dt_bias=self.dt_bias)
+            y = kernels.ssd_state_update(*ssm, D=self.D, **step)
         else:
             y = kernels.ssd_scan(
                 *ssm,
                 batch.query_start_loc,
                 batch.has_initial_state,
                 D=self.D,
-                dt_bias=self.dt_bias,
+                **step,
             )
         return kernels.linear(self._norm(y.flatten(1), z), self.out_proj, self.out_bias)
+
+    def _steps(self, dt: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Steps of the recurrence, and what a kernel has still to do to them.
+
+        Hardly a model limits them, so kernels don't: one that does pays two small passes more.
+        """
+        if self.step_limit is None:
+            return dt, {"dt_bias": self.dt_bias}
+        return softplus(dt.float() + self.dt_bias).clamp(*self.step_limit), {"dt_softplus": False}
 
     def _norm(self, y: Tensor, z: Tensor) -> Tensor:
         """Gates, and normalises group by group, also where ranks have parts of a group each."""

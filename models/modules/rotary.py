@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,34 +16,23 @@ class Rotary:
     """Angles that grow with the position, more slowly from one pair of elements to the next.
 
     Args:
-        size: Elements of a head that turn; they do in pairs.
+        size: Elements of a head that turn; they do in pairs, so an odd number counts as the next.
+        head_size: Elements of a head.
         theta: Base of the geometric row of frequencies.
         device: Where the model runs.
+
+    Raises:
+        ValueError: More elements than a head has, or none.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 3.4.
     """
 
-    def __init__(self, size: int, theta: float, device: torch.device) -> None:
-        expect(size > 0 and size % 2 == 0, "rotary size", "a positive even number", size)
+    def __init__(self, size: int, head_size: int, theta: float, device: torch.device) -> None:
+        pairs = -(-size // 2)
+        fits = 0 < 2 * pairs <= head_size
+        expect(fits, "rotary size", f"from 1 to {head_size} elements of a head, in pairs", size)
         powers = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
         self.frequencies: Float[Tensor, " half"] = 1.0 / theta**powers
-
-    @classmethod
-    def from_config(cls, values: Mapping[str, Any], head_size: int, device: torch.device) -> Rotary:
-        """As a Hugging Face config describes it, in either of the two places that it uses.
-
-        Raises:
-            ValueError: A kind of scaling that is not supported, or numbers that can't be.
-        """
-        scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        expect(kind == "default", "rope_type", "'default'", repr(kind))
-        theta = scaling.get("rope_theta", values.get("rope_theta", 10000.0))
-        factor = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
-        for name, value in (("rope_theta", theta), ("partial_rotary_factor", factor)):
-            fits = isinstance(value, int | float) and value > 0
-            expect(fits, name, "a positive number", repr(value))
-        return cls(int(head_size * factor), float(theta), device)
 
     def angles(self, batch: StepBatch) -> Angles:
         """Cosine and sine of each token's angles; computed once a step for all layers."""
