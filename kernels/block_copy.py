@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.checks import CACHE_DTYPES, INT32, expect, expect_tensor
+from blockstride.kernels.checks import CACHE_DTYPES, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -35,14 +35,16 @@ def block_copy(
             or a shape or a device does not fit.
         TypeError: A dtype is not accepted, or only one side is int8.
     """
-    num_layers, _, num_heads, source_block_size, content = source.shape
-    num_blocks, block_size = destination.shape[1], destination.shape[3]
+    num_layers, _, num_heads, source_block_size, content = shape_of(source, "source", 5)
+    _, num_blocks, _, block_size, _ = shape_of(destination, "destination", 5)
+    source_list = shape_of(source_blocks, "source_blocks", 1)
+    destination_list = shape_of(destination_blocks, "destination_blocks", 1)
     device = source.device
     shape = (num_layers, num_blocks, num_heads, block_size, content)
     expect_tensor(source, "source", source.shape, CACHE_DTYPES, device)
     expect_tensor(destination, "destination", shape, CACHE_DTYPES, device)
-    expect_tensor(source_blocks, "source_blocks", source_blocks.shape, INT32, device)
-    expect_tensor(destination_blocks, "destination_blocks", destination_blocks.shape, INT32, device)
+    expect_tensor(source_blocks, "source_blocks", source_list, INT32, device)
+    expect_tensor(destination_blocks, "destination_blocks", destination_list, INT32, device)
     if torch.int8 in {source.dtype, destination.dtype} and source.dtype != destination.dtype:
         expect(False, "destination", source.dtype, destination.dtype, TypeError)
     tokens = len(source_blocks) * source_block_size

@@ -12,6 +12,7 @@ from blockstride.kernels.checks import (
     expect,
     expect_query_start_loc,
     expect_tensor,
+    shape_of,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
@@ -62,7 +63,8 @@ def causal_conv1d(
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.4.
     """
-    num_tokens, num_seqs = x.shape[0], state_indices.shape[0]
+    num_tokens, _ = shape_of(x, "x", 2)
+    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     _expect_convolution(x, weight, bias, conv_state, activation, out)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
@@ -114,7 +116,7 @@ def causal_conv1d_update(
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.4.
     """
-    num_seqs, num_new = x.shape[:2]
+    num_seqs, num_new, _ = shape_of(x, "x", 3)
     _expect_convolution(x, weight, bias, conv_state, activation, out)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     if not 1 <= num_new <= MAX_NEW_TOKENS:
@@ -132,11 +134,12 @@ def _expect_convolution(
     out: Tensor | None,
 ) -> None:
     """Check what a prompt and a decode step have in common."""
-    dim, width = weight.shape
+    dim, width = shape_of(weight, "weight", 2)
+    num_blocks, _, _ = shape_of(conv_state, "conv_state", 3)
     device = x.device
     expect_tensor(x, "x", (*x.shape[:-1], dim), FLOATS, device)
     expect_tensor(weight, "weight", (dim, width), FLOATS, device)
-    expect_tensor(conv_state, "conv_state", (conv_state.shape[0], dim, width - 1), FLOATS, device)
+    expect_tensor(conv_state, "conv_state", (num_blocks, dim, width - 1), FLOATS, device)
     if bias is not None:
         expect_tensor(bias, "bias", (dim,), FLOATS, device)
     if out is not None:

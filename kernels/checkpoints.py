@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from blockstride.kernels.checks import INT32, expect, expect_tensor
+from blockstride.kernels.checks import INT32, expect, expect_tensor, shape_of, values_are_readable
 
 
 def expect_checkpoints(
@@ -10,7 +10,7 @@ def expect_checkpoints(
 ) -> None:
     """Raise unless tokens and state blocks of checkpoints come together and in order.
 
-    Values are read only where that is free: on a GPU it would stop the stream.
+    Whether the tokens ascend is checked where values are readable.
 
     Args:
         checkpoint_tokens: Rows of the step, ascending.
@@ -28,10 +28,10 @@ def expect_checkpoints(
         ):
             expect(tensor is None, name, "None, as the other one is", "a tensor")
         return
-    count = checkpoint_tokens.shape[:1]
-    expect_tensor(checkpoint_tokens, "checkpoint_tokens", tuple(count), INT32, like.device)
-    expect_tensor(checkpoint_indices, "checkpoint_indices", tuple(count), INT32, like.device)
-    if like.is_cpu:
+    shape = shape_of(checkpoint_tokens, "checkpoint_tokens", 1)
+    expect_tensor(checkpoint_tokens, "checkpoint_tokens", shape, INT32, like.device)
+    expect_tensor(checkpoint_indices, "checkpoint_indices", shape, INT32, like.device)
+    if values_are_readable(checkpoint_tokens):
         tokens = checkpoint_tokens.tolist()
         is_sorted = tokens == sorted(tokens) and not (tokens and tokens[0] < 0)
         expect(is_sorted, "checkpoint_tokens", "rows in ascending order", tokens)

@@ -1,6 +1,13 @@
-"""The one way in which a public function refuses an argument."""
+"""The one way in which a public function refuses an argument.
 
-from collections.abc import Sequence
+Dimensions, shapes, dtypes and devices are checked on every device. Values are checked where they
+can be read for nothing, on a CPU; on a GPU a read would stop the stream. `BLOCKSTRIDE_CHECK=1` in
+the environment, or `full_checks()` round some calls, has them read and checked everywhere.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,6 +20,10 @@ FLOAT32 = (torch.float32,)
 INT32 = (torch.int32,)
 INT64 = (torch.int64,)
 BOOL = (torch.bool,)
+
+
+class _Switch:
+    full_checks = os.environ.get("BLOCKSTRIDE_CHECK", "0") == "1"
 
 
 @runtime_checkable
@@ -88,21 +99,78 @@ def expect_tensor(
     expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")
 
 
-def expect_query_start_loc(query_start_loc: Tensor, num_tokens: int) -> None:
-    """Raise unless `query_start_loc` cuts `num_tokens` tokens into runs.
+def shape_of(tensor: TensorLike, name: str, *num_axes: int) -> tuple[int, ...]:
+    """The extents of an argument that has so many axes, or one of several numbers of them.
 
-    The values are read only where that is free: on a GPU it would stop the stream.
+    Raises:
+        ValueError: It has another number of axes.
+    """
+    shape = tensor.shape
+    if len(shape) not in num_axes:
+        counts = " or ".join(map(str, num_axes))
+        expect(False, name, f"{counts} axes", f"shape {tuple(shape)}")
+    return shape
+
+
+def checks_are_full() -> bool:
+    """Whether values are checked on every device, and kernels assert what they assume."""
+    return _Switch.full_checks
+
+
+@contextmanager
+def full_checks(enabled: bool = True) -> Iterator[None]:
+    """Check values on every device within the block, for every thread: for debugging.
+
+    Each check waits for the device, and no stream can be captured meanwhile.
+    """
+    before, _Switch.full_checks = _Switch.full_checks, enabled
+    try:
+        yield
+    finally:
+        _Switch.full_checks = before
+
+
+def values_are_readable(tensor: Tensor) -> bool:
+    """Whether values may be looked at: they lie on the host, or full checks are asked for."""
+    return tensor.is_cpu or (_Switch.full_checks and not tensor.is_meta)
+
+
+def expect_ids(ids: Tensor, name: str, num_blocks: int, distinct: bool = False) -> None:
+    """Raise if an id lies past its pool, where values are readable; ids <= 0 are padding.
+
+    Args:
+        ids: Blocks of a pool.
+        name: The argument that holds them.
+        num_blocks: Blocks of the pool.
+        distinct: Whether no block may be named twice, as one that is written.
+
+    Raises:
+        ValueError: An id is not below `num_blocks`, or one comes twice.
+    """
+    if not values_are_readable(ids):
+        return
+    blocks = [block for block in ids.flatten().tolist() if block > 0]
+    largest = max(blocks, default=0)
+    expect(largest < num_blocks, name, f"ids below {num_blocks}", largest)
+    if distinct and len({*blocks}) != len(blocks):
+        expect(False, name, "no block twice", blocks)
+
+
+def expect_query_start_loc(query_start_loc: Tensor, num_tokens: int) -> None:
+    """Raise unless `query_start_loc` cuts `num_tokens` rows into runs, where values are readable.
+
+    Rows past the last run belong to no sequence: a step of fewer tokens than it has room for.
 
     Args:
         query_start_loc: Prefix sum of the number of tokens of each sequence.
-        num_tokens: Tokens of this step.
+        num_tokens: Rows of this step.
 
     Raises:
-        ValueError: It does not start at 0, decreases, or does not end at `num_tokens`.
+        ValueError: It does not start at 0, decreases, or ends past `num_tokens`.
     """
-    if query_start_loc.is_cuda:
+    if not values_are_readable(query_start_loc):
         return
     starts = query_start_loc.tolist()
-    if starts[0] != 0 or starts[-1] != num_tokens or starts != sorted(starts):
-        wanted = f"a sum that starts at 0, never decreases and ends at {num_tokens}"
+    if starts[0] != 0 or starts[-1] > num_tokens or starts != sorted(starts):
+        wanted = f"a sum that starts at 0, never decreases and ends at {num_tokens} at most"
         expect(False, "query_start_loc", wanted, starts)

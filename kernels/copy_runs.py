@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int8, Int64
 from torch import Tensor
 
-from blockstride.kernels.checks import INT64, expect, expect_tensor
+from blockstride.kernels.checks import INT64, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 INT8 = (torch.int8,)
@@ -35,14 +35,15 @@ def copy_runs(
             different devices.
         TypeError: Memories that are not int8, or starts or lengths that are not int64.
     """
+    runs = shape_of(lengths, "lengths", 1)
     for name, memory, starts in (
         ("source", source, source_starts),
         ("destination", destination, destination_starts),
     ):
-        expect_tensor(memory, name, memory.shape, INT8, source.device)
+        expect_tensor(memory, name, shape_of(memory, name, 1), INT8, source.device)
         expect(memory.is_contiguous(), name, "one dense run of bytes", memory.stride())
-        expect_tensor(starts, f"{name}_starts", lengths.shape, INT64, source.device)
-    expect_tensor(lengths, "lengths", lengths.shape, INT64, source.device)
+        expect_tensor(starts, f"{name}_starts", runs, INT64, source.device)
+    expect_tensor(lengths, "lengths", runs, INT64, source.device)
     if len(lengths) == 0:
         return
     _expect_inside(len(source), len(destination), source_starts, destination_starts, lengths)

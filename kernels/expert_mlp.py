@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, INT64, expect, expect_tensor
+from blockstride.kernels.checks import FLOATS, INT32, INT64, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.linear import pack_weight
 
@@ -46,13 +46,13 @@ def pack_experts(
     """
     expect(len(matrices) > 0, "matrices", "at least one", "none")
     first = matrices[0]
+    dim_out, dim = shape_of(first, "matrices[0]", 2)
     for i, matrix in enumerate(matrices):
-        shape = (first.shape[0], first.shape[1])
-        expect_tensor(matrix, f"matrices[{i}]", shape, (first.dtype,), first.device)
+        expect_tensor(matrix, f"matrices[{i}]", (dim_out, dim), (first.dtype,), first.device)
     packed = tuple(pack_weight(matrix) for matrix in matrices)
     if packed[0] is first:
         return torch.stack(list(matrices))
-    shape = (len(packed), first.shape[0], first.shape[1])
+    shape = (len(packed), dim_out, dim)
     return PackedExperts(packed, shape, first.dtype, first.device)
 
 
@@ -88,8 +88,10 @@ def expert_mlp(
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
     Mixture-of-Experts Layer", 2; Fedus et al., "Switch Transformers", 2.
     """
-    num_tokens, (num_experts, hidden, inner) = x.shape[0], down.shape
-    top_k, device = expert_ids.shape[1], x.device
+    num_tokens, _ = shape_of(x, "x", 2)
+    num_experts, hidden, inner = shape_of(down, "down", 3)
+    _, top_k = shape_of(expert_ids, "expert_ids", 2)
+    device = x.device
     expect_tensor(x, "x", (num_tokens, hidden), FLOATS, device)
     expect_tensor(gate_up, "gate_up", (num_experts, 2 * inner, hidden), (x.dtype,), device)
     expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)

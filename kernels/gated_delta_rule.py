@@ -11,6 +11,7 @@ from blockstride.kernels.checks import (
     expect,
     expect_query_start_loc,
     expect_tensor,
+    shape_of,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
@@ -74,7 +75,7 @@ def gated_delta_rule(
 
     Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
     """
-    (num_seqs,), device = state_indices.shape, q.device
+    (num_seqs,), device = shape_of(state_indices, "state_indices", 1), q.device
     _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, device)
@@ -136,7 +137,7 @@ def gated_delta_rule_update(
 
     Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
     """
-    num_seqs = q.shape[0]
+    num_seqs, _, _ = shape_of(q, "q", 3)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, q.device)
     _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
     run = implementation("gated_delta_rule", "gated_delta_rule_update", runs_on_triton(q))
@@ -157,9 +158,10 @@ def _expect_rule(
     out: Tensor | None,
 ) -> None:
     """Check what a prompt and a decode step have in common."""
-    (num_rows, num_heads, key_dim), device = q.shape, q.device
-    num_value_heads, value_dim = v.shape[1:]
-    pool = (ssm_state.shape[0], num_value_heads, key_dim, value_dim)
+    (num_rows, num_heads, key_dim), device = shape_of(q, "q", 3), q.device
+    _, num_value_heads, value_dim = shape_of(v, "v", 3)
+    num_blocks, _, _, _ = shape_of(ssm_state, "ssm_state", 4)
+    pool = (num_blocks, num_value_heads, key_dim, value_dim)
     expect_tensor(q, "q", (num_rows, num_heads, key_dim), FLOATS, device)
     expect_tensor(k, "k", (num_rows, num_heads, key_dim), (q.dtype,), device)
     expect_tensor(v, "v", (num_rows, num_value_heads, value_dim), (q.dtype,), device)

@@ -10,6 +10,7 @@ from blockstride.kernels.checks import (
     INT64,
     expect,
     expect_tensor,
+    shape_of,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
@@ -62,9 +63,9 @@ def kv_cache_update(
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 3.4.
     """
-    num_tokens, num_kv_heads, head_size = key.shape
-    num_blocks, _, block_size, _ = key_cache.shape
-    value_size, device = value.shape[-1], key.device
+    num_tokens, num_kv_heads, head_size = shape_of(key, "key", 3)
+    num_blocks, _, block_size, _ = shape_of(key_cache, "key_cache", 4)
+    (_, _, value_size), device = shape_of(value, "value", 3), key.device
     pool = (num_blocks, num_kv_heads, block_size)
     expect_tensor(key, "key", (num_tokens, num_kv_heads, head_size), FLOATS, device)
     expect_tensor(value, "value", (num_tokens, num_kv_heads, value_size), FLOATS, device)
@@ -77,7 +78,8 @@ def kv_cache_update(
         _expect_rotary(rotary, key)
     if query is not None:
         expect(rotary is not None, "query", "None, as there is no rotary to turn it", "a tensor")
-        expect_tensor(query, "query", (num_tokens, query.shape[1], head_size), FLOATS, device)
+        _, num_heads, _ = shape_of(query, "query", 3)
+        expect_tensor(query, "query", (num_tokens, num_heads, head_size), FLOATS, device)
     run = implementation("kv_cache_update", "kv_cache_update", runs_on_triton(key))
     run(
         key,
@@ -104,7 +106,7 @@ def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
 
 def _expect_rotary(rotary: tuple[Tensor, Tensor], key: Tensor) -> None:
     num_tokens, _, head_size = key.shape
-    half = rotary[0].shape[-1]
+    _, half = shape_of(rotary[0], "rotary[0]", 2)
     for part, name in zip(rotary, ("rotary[0]", "rotary[1]"), strict=True):
         expect_tensor(part, name, (num_tokens, half), FLOATS, key.device)
     if not 0 < 2 * half <= head_size:

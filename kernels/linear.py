@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from blockstride.kernels.checks import FLOATS, expect_tensor
+from blockstride.kernels.checks import FLOATS, expect_tensor, shape_of
 from blockstride.kernels.dispatch import runs_on_triton
 
 # oneDNN chooses the tiles of a packed matrix for this many rows; they serve 1 to 2,048 rows well
@@ -31,7 +31,7 @@ def pack_weight(weight: Float[Tensor, "dim_out dim"]) -> Float[Tensor, "dim_out 
     Raises:
         TypeError: The dtype is not accepted.
     """
-    expect_tensor(weight, "weight", tuple(weight.shape), FLOATS, weight.device)
+    expect_tensor(weight, "weight", shape_of(weight, "weight", 2), FLOATS, weight.device)
     if runs_on_triton(weight) or weight.numel() < MIN_PACKED_ELEMENTS or not _can_pack(weight):
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
@@ -66,10 +66,11 @@ def linear(
         TypeError: A dtype is not accepted, or differs between the arguments.
     """
     dtype, device = x.dtype, x.device
-    expect_tensor(x, "x", (x.shape[0], weight.shape[-1]), FLOATS, device)
-    expect_tensor(weight, "weight", (weight.shape[0], x.shape[1]), (dtype,), device)
+    (num_rows, dim), (dim_out, _) = shape_of(x, "x", 2), shape_of(weight, "weight", 2)
+    expect_tensor(x, "x", (num_rows, dim), FLOATS, device)
+    expect_tensor(weight, "weight", (dim_out, dim), (dtype,), device)
     if bias is not None:
-        expect_tensor(bias, "bias", weight.shape[:1], (dtype,), device)
+        expect_tensor(bias, "bias", (dim_out,), (dtype,), device)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch_linear(x, weight, bias)

@@ -1,19 +1,17 @@
 """Attention over a paged cache: whole prompts, chunks, decode steps, and batches of them all."""
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.attention_schedule import AttentionSchedule
-from blockstride.kernels.checks import (
-    CACHE_DTYPES,
-    FLOATS,
-    INT32,
-    expect,
-    expect_query_start_loc,
-    expect_tensor,
+from blockstride.kernels.attention_schedule import (
+    AttentionSchedule,
+    expect_paged_queries,
+    expect_schedule,
+    what_fits,
 )
+from blockstride.kernels.checks import FLOATS, expect, expect_tensor
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.kv_cache_update import expect_scale
 
@@ -122,21 +120,10 @@ def paged_attention(
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention", 4; Dao, "FlashAttention-2", 3.
     """
-    num_tokens, num_heads, head_size = query.shape
-    num_blocks, num_kv_heads, block_size, value_size = value_cache.shape
-    num_seqs, device = seq_lens.shape[0], query.device
-    pool = (num_blocks, num_kv_heads, block_size)
-    expect_tensor(query, "query", (num_tokens, num_heads, head_size), FLOATS, device)
-    expect_tensor(key_cache, "key_cache", (*pool, head_size), CACHE_DTYPES, device)
-    expect_tensor(value_cache, "value_cache", (*pool, value_size), CACHE_DTYPES, device)
-    expect_tensor(block_table, "block_table", (num_seqs, block_table.shape[1]), INT32, device)
-    expect_tensor(seq_lens, "seq_lens", (num_seqs,), INT32, device)
-    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
-    expect_query_start_loc(query_start_loc, num_tokens)
-    if num_kv_heads == 0 or num_heads % num_kv_heads:
-        expect(False, "query", f"a multiple of {num_kv_heads} heads", num_heads)
-    if window is not None and window < 1:
-        expect(False, "window", "at least one token, or None", window)
+    expect_paged_queries(
+        query, key_cache, value_cache, block_table, seq_lens, query_start_loc, window
+    )
+    (num_tokens, num_heads, _), device = query.shape, query.device
     if soft_cap is not None and not soft_cap > 0:
         expect(False, "soft_cap", "a positive number, or None", soft_cap)
     if sinks is not None:
@@ -144,10 +131,13 @@ def paged_attention(
     expect_scale(k_scale, "k_scale", key_cache)
     expect_scale(v_scale, "v_scale", value_cache)
     if out is not None:
-        shape = (num_tokens, num_heads, value_size)
+        shape = (num_tokens, num_heads, value_cache.shape[3])
         expect_tensor(out, "out", shape, (query.dtype,), device)
     on_triton = runs_on_triton(query)
-    plan = {"schedule": schedule} if on_triton else {}
+    plan: dict[str, Any] = {}
+    if on_triton and schedule is not None:
+        expect_schedule(schedule, what_fits(query, key_cache, value_cache, block_table, window))
+        plan["schedule"] = schedule.work_lists
     run = implementation("paged_attention", "paged_attention", on_triton)
     return run(
         query,

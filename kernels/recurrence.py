@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor
+from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor, shape_of
 
 MAX_D_STATE = 256
 # in a decode step, those included that a draft proposed
@@ -55,15 +55,16 @@ def expect_recurrence(
         ValueError: A shape or a device does not fit, or there are more states than a kernel has.
         TypeError: A dtype is not accepted.
     """
-    *tokens, dim = x.shape
-    d_state, device = A.shape[1], x.device
+    *tokens, dim = shape_of(x, "x", 2, 3)
+    (_, d_state), device = shape_of(A, "A", 2), x.device
+    num_blocks, _, _ = shape_of(ssm_state, "ssm_state", 3)
     by_channel, by_state = (*tokens, dim), (*tokens, d_state)
     expect_tensor(x, "x", by_channel, FLOATS, device)
     expect_tensor(dt, "dt", by_channel, FLOATS, device)
     expect_tensor(A, "A", (dim, d_state), FLOAT32, device)
     expect_tensor(B, "B", by_state, FLOATS, device)
     expect_tensor(C, "C", by_state, FLOATS, device)
-    expect_tensor(ssm_state, "ssm_state", (ssm_state.shape[0], dim, d_state), FLOATS, device)
+    expect_tensor(ssm_state, "ssm_state", (num_blocks, dim, d_state), FLOATS, device)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
     if not 1 <= d_state <= MAX_D_STATE:
         expect(False, "A", f"from 1 to {MAX_D_STATE} states", d_state)
@@ -107,15 +108,16 @@ def expect_head_recurrence(
             than a kernel has.
         TypeError: A dtype is not accepted.
     """
-    *tokens, num_heads, head_dim = x.shape
-    num_groups, d_state = B.shape[-2:]
+    *tokens, num_heads, head_dim = shape_of(x, "x", 3, 4)
+    *_, num_groups, d_state = shape_of(B, "B", 3, 4)
+    num_blocks, _, _, _ = shape_of(ssm_state, "ssm_state", 4)
     shape, device = (*tokens, num_heads, head_dim), x.device
     expect_tensor(x, "x", shape, FLOATS, device)
     expect_tensor(dt, "dt", (*tokens, num_heads), FLOATS, device)
     expect_tensor(A, "A", (num_heads,), FLOAT32, device)
     expect_tensor(B, "B", (*tokens, num_groups, d_state), FLOATS, device)
     expect_tensor(C, "C", (*tokens, num_groups, d_state), FLOATS, device)
-    pool = (ssm_state.shape[0], num_heads, head_dim, d_state)
+    pool = (num_blocks, num_heads, head_dim, d_state)
     expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
     for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
         if vector is not None:

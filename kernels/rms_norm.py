@@ -69,6 +69,7 @@ def rms_norm(
     are SSMs", 7.1, for the gate.
     """
     shape, device = x.shape, x.device
+    expect(len(shape) > 0, "x", "rows of channels", "no axis")
     expect_tensor(x, "x", shape, FLOATS, device)
     expect_tensor(weight, "weight", shape[-1:], FLOATS, device)
     if residual is not None:

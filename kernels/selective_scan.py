@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.checkpoints import expect_checkpoints
-from blockstride.kernels.checks import BOOL, INT32, expect_query_start_loc, expect_tensor
+from blockstride.kernels.checks import BOOL, INT32, expect_query_start_loc, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_recurrence
 
@@ -67,7 +67,8 @@ def selective_scan(
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.2.
     """
-    num_tokens, num_seqs = x.shape[0], state_indices.shape[0]
+    num_tokens, _ = shape_of(x, "x", 2)
+    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
     expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
     expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)

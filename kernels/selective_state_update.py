@@ -3,6 +3,7 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from blockstride.kernels.checks import shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_new_tokens, expect_recurrence
 
@@ -52,7 +53,7 @@ def selective_state_update(
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.2.
     """
-    num_seqs, *num_new, _ = x.shape
+    num_seqs, *num_new, _ = shape_of(x, "x", 2, 3)
     expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
     expect_new_tokens(num_new)
     run = implementation("selective_state_update", "selective_state_update", runs_on_triton(x))

@@ -27,6 +27,7 @@ def silu_and_mul(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2.
     """
+    expect(gate_up.dim() > 0, "gate_up", "rows of an even width", "no axis")
     *batch, twice_inner = gate_up.shape
     if twice_inner % 2:
         expect(False, "gate_up", "rows of an even width", twice_inner)

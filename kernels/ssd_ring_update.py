@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor
+from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import MAX_D_STATE, expect_head_recurrence
 from blockstride.kernels.state_ring import StateRing
@@ -58,7 +58,8 @@ def ssd_ring_update(
 
     Source: Dao and Gu, "Transformers are SSMs", 6: the quadratic form, over the tokens of a ring.
     """
-    num_seqs, num_groups = len(x), B.shape[1]
+    num_seqs, _, _ = shape_of(x, "x", 3)
+    _, num_groups, _ = shape_of(B, "B", 3)
     expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
     run = implementation("ssd_ring_update", "ssd_ring_update", runs_on_triton(x))
@@ -95,8 +96,10 @@ def fold_state_ring(
         ValueError: A shape, a device or the length of the ring does not fit.
         TypeError: A dtype is not accepted.
     """
-    expect_tensor(ssm_state, "ssm_state", (*ssm_state.shape,), FLOATS, ssm_state.device)
-    num_seqs, num_groups = state_indices.shape[0], ring.B.shape[2]
+    shape = shape_of(ssm_state, "ssm_state", 4)
+    expect_tensor(ssm_state, "ssm_state", shape, FLOATS, ssm_state.device)
+    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
+    _, _, num_groups, _ = shape_of(ring.B, "ring.B", 4)
     _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
     run = implementation("ssd_ring_update", "fold_state_ring", runs_on_triton(ssm_state))
     run(ssm_state, ring, state_indices)
@@ -107,7 +110,7 @@ def _expect_ring(
 ) -> None:
     """Check that rings fit the states that they stand beside."""
     num_blocks, num_heads, head_dim, d_state = ssm_state.shape
-    length, device = ring.x.shape[1], ssm_state.device
+    (_, length, _, _), device = shape_of(ring.x, "ring.x", 4), ssm_state.device
     slots = (num_blocks, length)
     expect_tensor(ring.x, "ring.x", (*slots, num_heads, head_dim), FLOATS, device)
     expect_tensor(ring.B, "ring.B", (*slots, num_groups, d_state), FLOATS, device)

@@ -10,6 +10,7 @@ from blockstride.kernels.checks import (
     expect,
     expect_query_start_loc,
     expect_tensor,
+    shape_of,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_head_recurrence
@@ -83,8 +84,8 @@ def ssd_scan(
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
     Structured State Space Duality", 6.
     """
-    num_tokens, _, head_dim = x.shape
-    (num_seqs,), device = state_indices.shape, x.device
+    num_tokens, _, head_dim = shape_of(x, "x", 3)
+    (num_seqs,), device = shape_of(state_indices, "state_indices", 1), x.device
     expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     expect_tensor(B, "B", tuple(B.shape), (x.dtype,), device)
     expect_tensor(C, "C", tuple(C.shape), (x.dtype,), device)

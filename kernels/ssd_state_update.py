@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import INT32, expect_tensor
+from blockstride.kernels.checks import INT32, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_head_recurrence, expect_new_tokens
 
@@ -56,7 +56,7 @@ def ssd_state_update(
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
     Structured State Space Duality", 6 and 7.
     """
-    num_seqs, *num_new, _, _ = x.shape
+    num_seqs, *num_new, _, _ = shape_of(x, "x", 3, 4)
     expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_new_tokens(num_new)

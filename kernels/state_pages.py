@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor
+from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.state_field import StateField
 
@@ -63,7 +63,7 @@ def pack_state(
         ValueError: A field lies outside the page or off its alignment, or a shape does not fit.
         TypeError: A dtype is not accepted.
     """
-    num_seqs = state_indices.shape[0]
+    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     expect(len(states) == len(fields), "states", f"{len(fields)} of them", len(states))
     _expect_pages(pages, state_indices, fields)
     for state, field in zip(states, fields, strict=True):
@@ -91,8 +91,8 @@ def copy_state(
             written.
         TypeError: A dtype is not accepted.
     """
-    _expect_pages(pages, source_indices, ())
-    shape = (source_indices.shape[0],)
+    shape = shape_of(source_indices, "source_indices", 1)
+    _expect_pages(pages, source_indices, (), "source_indices")
     expect_tensor(destination_indices, "destination_indices", shape, INT32, pages.device)
     _expect_apart(source_indices, destination_indices)
     run = implementation("state_pages", "copy_state", runs_on_triton(pages))
@@ -110,11 +110,16 @@ def _expect_apart(source_indices: Tensor, destination_indices: Tensor) -> None:
         expect(False, "destination_indices", "blocks written once and not read", written)
 
 
-def _expect_pages(pages: Tensor, state_indices: Tensor, fields: Sequence[StateField]) -> None:
+def _expect_pages(
+    pages: Tensor,
+    state_indices: Tensor,
+    fields: Sequence[StateField],
+    name: str = "state_indices",
+) -> None:
     """Check that every field of every page can be seen as an array of its dtype."""
-    num_blocks, _, _, page_bytes = pages.shape
+    num_blocks, _, _, page_bytes = shape_of(pages, "pages", 4)
     expect_tensor(pages, "pages", (num_blocks, 1, 1, page_bytes), INT8, pages.device)
-    expect_tensor(state_indices, "state_indices", state_indices.shape, INT32, pages.device)
+    expect_tensor(state_indices, name, shape_of(state_indices, name, 1), INT32, pages.device)
     expect(pages.stride(3) == 1, "pages", "bytes of a page side by side", pages.stride())
     for field in fields:
         expect(field.dtype in FLOATS, "fields", "a float dtype", field.dtype, TypeError)

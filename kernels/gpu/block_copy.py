@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import dense, index_dtype, next_power_of_2, warps_for
 
 # bytes of a tile, and of the largest block that the registers of one program may hold
 TILE_BYTES = 16 * 1024
@@ -132,6 +132,7 @@ def block_copy(
     if source.dtype == destination.dtype and source.element_size() == 1:
         # bytes are bytes, also where the device has no fp8
         source, destination = source.view(torch.uint8), destination.view(torch.uint8)
+    source_blocks, destination_blocks = dense(source_blocks, destination_blocks)
     if not _overlap(source, destination):
         _launch(source, destination, source_blocks, destination_blocks, in_place=False)
     elif _stays_in_its_bytes(source, destination, source_blocks, destination_blocks):

@@ -12,7 +12,14 @@ import triton.language as tl
 from jaxtyping import Float, Int64, Num
 from torch import Tensor
 
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import (
+    assertions,
+    dense,
+    dense_rows,
+    index_dtype,
+    next_power_of_2,
+    warps_for,
+)
 
 
 @triton.jit
@@ -24,7 +31,8 @@ def quantised(x, scale_ptr, dtype: tl.constexpr):
             # a product, clamped since what saturates would leave no remainder, then corrected by
             # the remainder: the exactly rounded quotient, at a third of the price of a division
             scale = tl.load(scale_ptr)
-            inverse = tl.div_rn(1.0, scale)
+            # of what a scale of 0 reads back as 0, zero is the quotient that is a number
+            inverse = tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
             quotient = tl.clamp(x * inverse, -512.0, 512.0, propagate_nan=tl.PropagateNan.ALL)
             x = tl.fma(tl.fma(-quotient, scale, x), inverse, quotient)
         if dtype == tl.int8:
@@ -124,7 +132,8 @@ def kv_cache_update_kernel(
     stride_query_token,
     stride_query_head,
     stride_query_dim,
-    stride_rotary_token,
+    stride_cos_token,
+    stride_sin_token,
     # meta-parameters
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -137,16 +146,20 @@ def kv_cache_update_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
     INDEX: tl.constexpr,
+    NEW_INDEX: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """One token: its key and value (program 0 of the token) or some of its query heads."""
-    token = tl.program_id(0)
-    pid_h = tl.program_id(1)
+    # one axis, of which alone a grid may have more than 65,535
+    programs: tl.constexpr = 1 + (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
+    token = tl.program_id(0) // programs
+    pid_h = tl.program_id(0) % programs
     wide_token = token.to(tl.int64)
     offs_h = tl.arange(0, BLOCK_H)
-    offs_d = tl.arange(0, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D).to(NEW_INDEX)
     if ROTARY_SIZE > 0:
-        cos_ptr += wide_token * stride_rotary_token
-        sin_ptr += wide_token * stride_rotary_token
+        cos_ptr += wide_token * stride_cos_token
+        sin_ptr += wide_token * stride_sin_token
     if pid_h > 0:
         rotate_query(
             query_ptr, cos_ptr, sin_ptr, wide_token * stride_query_token,
@@ -160,8 +173,10 @@ def kv_cache_update_kernel(
         # negative: padding; the first block is the null block
         return
     block, offset = slot // KV_BLOCK_SIZE, slot % KV_BLOCK_SIZE
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "slot_mapping: a slot past the pool")
     head = offs_h.to(tl.int64)[:, None]
-    offs_v = tl.arange(0, BLOCK_V)
+    offs_v = tl.arange(0, BLOCK_V).to(NEW_INDEX)
     mask_k = (offs_h < NUM_KV_HEADS)[:, None] & (offs_d < HEAD_SIZE)[None, :]
     mask_v = (offs_h < NUM_KV_HEADS)[:, None] & (offs_v < VALUE_SIZE)[None, :]
 
@@ -228,16 +243,17 @@ def kv_cache_update(
     num_tokens, num_kv_heads, head_size = key.shape
     if num_tokens == 0:
         return
-    cos, sin = rotary if rotary is not None else (None, None)
+    cos, sin = (None, None) if rotary is None else map(dense_rows, rotary)
+    new = (key, value) if query is None else (key, value, query)
     value_size = value.shape[-1]
     block_h, block_d = next_power_of_2(num_kv_heads), next_power_of_2(head_size)
     num_heads = query.shape[1] if query is not None else 0
-    kv_cache_update_kernel[(num_tokens, 1 + -(-num_heads // block_h))](
+    kv_cache_update_kernel[(num_tokens * (1 + -(-num_heads // block_h)),)](
         key,
         value,
         key_cache,
         value_cache,
-        slot_mapping,
+        *dense(slot_mapping),
         k_scale,
         v_scale,
         query,
@@ -249,7 +265,7 @@ def kv_cache_update(
         *key_cache.stride(),
         *value_cache.stride(),
         *(query.stride() if query is not None else (0, 0, 0)),
-        cos.stride(0) if cos is not None else 0,
+        *(angle.stride(0) if angle is not None else 0 for angle in (cos, sin)),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
@@ -261,6 +277,8 @@ def kv_cache_update(
         BLOCK_D=block_d,
         BLOCK_V=next_power_of_2(value_size),
         INDEX=index_dtype(3, key_cache, value_cache),
+        NEW_INDEX=index_dtype(1, *new),
+        **assertions(key_cache.shape[0]),
         num_warps=warps_for(block_h * block_d * key.element_size(), most=4),
         enable_fp_fusion=False,
     )

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from blockstride.kernels.checks import checks_are_full
+
 # one-warp programs that keep any GPU busy; a launch with more may give each of them more to do
 ENOUGH_PROGRAMS = 1024
 
@@ -37,9 +39,20 @@ def index_dtype(axes: int, *caches: Tensor) -> tl.dtype:
     return tl.int32
 
 
+def dense_rows(tensor: Tensor) -> Tensor:
+    """The tensor with the elements of its last axis side by side, copied if need be."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def dense(*vectors: Tensor | None) -> tuple[Any, ...]:
     """Short vectors with their elements side by side, copied if need be; `None` stays `None`."""
     return tuple(None if vector is None else vector.contiguous() for vector in vectors)
+
+
+def assertions(num_blocks: int) -> dict[str, Any]:
+    """Options of a launch: under full checks its ids are held to a pool of so many blocks."""
+    is_full = checks_are_full()
+    return {"NUM_BLOCKS": num_blocks if is_full else None, "debug": is_full}
 
 
 @lru_cache

@@ -16,7 +16,7 @@ from blockstride.kernels.gpu.attention_schedule import (
 )
 from blockstride.kernels.gpu.attention_specialised import specialised_kernel
 from blockstride.kernels.gpu.attention_tile import fits_descriptor
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import dense, dense_rows, index_dtype, next_power_of_2
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 REDUCE_ROWS = 16
@@ -67,6 +67,8 @@ def paged_attention(
     """
     num_tokens, num_heads, _ = query.shape
     value_size = value_cache.shape[-1]
+    block_table = dense_rows(block_table)
+    seq_lens, query_start_loc, sinks = dense(seq_lens, query_start_loc, sinks)
     if out is None:
         out = query.new_empty((num_tokens, num_heads, value_size))
     lse = query.new_empty((num_tokens, num_heads), dtype=torch.float32) if return_lse else None

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import dense, index_dtype, next_power_of_2, warps_for
 from blockstride.kernels.state_field import StateField
 
 TILE_BYTES = 16 * 1024
@@ -135,6 +135,7 @@ def _move(
     """Move `[rows, *axes]`; a side with indices is a pool, one without has a row a sequence."""
     indices = destination_indices if source_indices is None else source_indices
     assert indices is not None, "one side is a pool"
+    source_indices, destination_indices = dense(source_indices, destination_indices)
     if indices.shape[0] == 0 or 0 in destination.shape[1:]:
         return
     axes = _joined(destination.shape[1:], source.stride()[1:], destination.stride()[1:])

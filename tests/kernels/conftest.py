@@ -12,7 +12,10 @@ from torch import Tensor
 
 # the laws of recurrences stand in modules of their own, and explain themselves as tests do
 pytest.register_assert_rewrite(
-    "tests.kernels.prompt_laws", "tests.kernels.step_laws", "tests.kernels.ring_laws"
+    "tests.kernels.argument_laws",
+    "tests.kernels.prompt_laws",
+    "tests.kernels.ring_laws",
+    "tests.kernels.step_laws",
 )
 
 GUARD, GAP = 2, 3  # entries around a pool, and after each innermost row of it

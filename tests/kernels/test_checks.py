@@ -27,12 +27,12 @@ def test_a_tensor_is_held_to_shape_dtype_and_device():
         expect_tensor(x, "x", (2, 3), (torch.float32,), torch.device("meta"))
 
 
-@pytest.mark.parametrize("starts", [[0], [0, 0], [0, 3, 3, 7]])
-def test_runs_that_cover_all_tokens_pass(starts):
-    expect_query_start_loc(torch.tensor(starts), starts[-1])
+@pytest.mark.parametrize("starts", [[0], [0, 0], [0, 3, 3, 7], [0, 6]])
+def test_runs_within_the_rows_of_a_step_pass(starts):
+    expect_query_start_loc(torch.tensor(starts), 7)
 
 
-@pytest.mark.parametrize("starts", [[1, 7], [0, 4, 3, 7], [0, 6], [0, 8]])
-def test_runs_that_do_not_cover_all_tokens_are_refused(starts):
+@pytest.mark.parametrize("starts", [[1, 7], [0, 4, 3, 7], [0, 8], [-1, 7]])
+def test_runs_that_do_not_fit_the_rows_of_a_step_are_refused(starts):
     with pytest.raises(ValueError, match=r"^query_start_loc: expected a sum that starts at 0"):
         expect_query_start_loc(torch.tensor(starts), 7)

@@ -1,0 +1,3 @@
+"""The laws of arguments, in Triton."""
+
+from tests.kernels.argument_laws import *  # noqa: F403
