@@ -50,7 +50,7 @@ class Completion:
         text: Its continuation, without the stop text that ended it.
         token_ids: The tokens generated, an end token included.
         num_prompt_tokens: Tokens of the prompt.
-        finish_reason: `"stop"`, `"length"` or `"abort"`.
+        finish_reason: `"stop"`, `"length"`, `"abort"` or `"error"`; see `FinishReason`.
     """
 
     prompt: str

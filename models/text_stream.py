@@ -28,9 +28,10 @@ class TextStream:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._held = ""
 
-    def push(self, token_id: int) -> str:
-        """Takes the next token in and returns the text that it decides."""
-        self._held += self._decoder.step(self._tokenizer, token_id) or ""
+    def push(self, token_id: int | None) -> str:
+        """Takes the next token in, if there is one, and returns the text that this decides."""
+        if token_id is not None:
+            self._held += self._decoder.step(self._tokenizer, token_id) or ""
         stops = self.request.params.stop
         met = [at for stop in stops if (at := self._held.find(stop)) >= 0]
         if met:

@@ -242,7 +242,8 @@ class Deployment:
         # it was read, or computed again
         self._let_go(request)
         request.num_cached = request.num_tokens
-        request.output_ids.append(token.token_id)
+        if token.token_id is not None:
+            request.output_ids.append(token.token_id)
         if token.finish_reason is not None:
             request.finish_reason = token.finish_reason
             del engine.requests[token.request_id]

@@ -115,10 +115,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token of a request; with a reason, its last."""
+    """A token of a request; with a reason, its last. None: it ends without another."""
 
     request_id: int
-    token_id: int
+    token_id: int | None
     finish_reason: FinishReason | None
 
 

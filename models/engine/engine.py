@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +21,23 @@ from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
-from blockstride.models.engine.sampling import SamplingParams, sample
+from blockstride.models.engine.sampler import sample
+from blockstride.models.engine.sampling import SamplingParams
 from blockstride.models.engine.scheduler import Scheduler
 from blockstride.models.hybrid_model import HybridModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A new token of a request; with `request.finish_reason` set, its last."""
+    """A new token of a request; with `request.finish_reason` set, its last.
+
+    Without a token its scores were no numbers, and the request has ended with an error.
+    """
 
     request: Request
-    token_id: int
+    token_id: int | None
 
 
 @runtime_checkable
@@ -159,13 +166,25 @@ class Engine:
         for scheduled in step:
             scheduled.request.num_cached += scheduled.num_new
         done = [s.request for s in step if s.request.num_uncached == 0]
-        tokens = sample(logits, [r.params for r in done], [r.generator for r in done])
+        tokens = sample(
+            logits,
+            [request.params for request in done],
+            [request.seed for request in done],
+            [len(request.output_ids) for request in done],
+        )
         events = [self._accept(r, token) for r, token in zip(done, tokens, strict=True)]
         seconds = time.perf_counter() - begin
         self.stats.count(batch.token_ids.shape[0], seconds, batch.is_decode)
         return events
 
     def _accept(self, request: Request, token: int) -> TokenEvent:
+        if token < 0:
+            logger.warning(
+                "request %d: expected finite scores of tokens, got NaN or infinity; it ends here",
+                request.request_id,
+            )
+            self.abort(request, "error")
+            return TokenEvent(request, None)
         request.output_ids.append(token)
         params, ends = request.params, self.model.eos_token_ids
         is_end = token in ends and not params.ignore_eos

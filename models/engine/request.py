@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from blockstride.models.engine.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
-"""`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more."""
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more. `error`:
+scores of the next token that are no numbers."""
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Request:
         output_ids: Tokens generated so far.
         num_cached: Tokens whose keys, values and states are in the cache; falls to 0 when the
             request is preempted, and is made up for by computing them again.
+        seed: That of `params`, or one of its own.
         finish_reason: Why it ended; None while it runs.
     """
 
@@ -37,10 +38,8 @@ class Request:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        self.generator = np.random.default_rng(self.params.seed)
-        if self.params.temperature > 0:
-            # those that chose the tokens known already
-            self.generator.random(len(self.output_ids))
+        seed = self.params.seed
+        self.seed: int = secrets.randbits(63) if seed is None else seed
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""How the next token is chosen: parameters of a request, and a vectorised sampler."""
+"""How a request wants its next token to be chosen."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.models.engine.values import expect_type, real, whole
@@ -85,44 +82,3 @@ def _token_ids(ids: object) -> frozenset[int]:
         ids = [ids]
     expect_type(ids, "stop_token_ids", (Sequence, Set, np.ndarray), expected)
     return frozenset(whole(i, "stop_token_ids", 0, expected) for i in ids)  # type: ignore[union-attr]
-
-
-def sample(
-    logits: Float[Tensor, "num_seqs vocab_size"],
-    params: Sequence[SamplingParams],
-    generators: Sequence[np.random.Generator],
-) -> list[int]:
-    """One token for each row.
-
-    A drawn token depends on its own row, parameters and generator alone, so a request gives the
-    same text in any batch: one uniform number is drawn and looked up in the cumulative distribution
-    of the tokens that top-k and top-p leave.
-
-    Args:
-        logits: Scores of the next token.
-        params: Parameters of each row.
-        generators: Random numbers of each row; greedy rows draw none.
-    """
-    tokens = logits.argmax(-1)
-    drawn = [i for i, p in enumerate(params) if p.temperature > 0]
-    if drawn:
-        chosen = [params[i] for i in drawn]
-        uniform = torch.tensor([generators[i].random() for i in drawn], dtype=torch.float64)
-        tokens[drawn] = _draw(logits[drawn].float().cpu(), chosen, uniform).to(tokens.device)
-    return tokens.tolist()
-
-
-def _draw(logits: Tensor, params: Sequence[SamplingParams], uniform: Tensor) -> Tensor:
-    temperature = torch.tensor([p.temperature for p in params])[:, None]
-    vocab = logits.shape[1]
-    top_k = torch.tensor([p.top_k or vocab for p in params])[:, None]
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)[:, None]
-    probabilities = (logits / temperature).softmax(-1, dtype=torch.float64)
-    # a stable sort, so that equally likely tokens stay in order in any batch
-    ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    kept = (torch.arange(vocab)[None] < top_k) & (before < top_p)
-    cumulative = ordered.where(kept, 0).cumsum(-1)
-    point = uniform[:, None] * cumulative[:, -1:]
-    rank = torch.searchsorted(cumulative, point, right=True)
-    return ids.gather(1, torch.minimum(rank, kept.sum(-1, keepdim=True) - 1))[:, 0]
