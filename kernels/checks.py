@@ -93,7 +93,7 @@ def expect_tensor(
     """
     if tensor.shape == shape and tensor.dtype in dtypes and tensor.device == device:
         return
-    expect(tensor.shape == shape, name, f"shape {shape}", f"shape {tuple(tensor.shape)}")
+    expect(tensor.shape == shape, name, f"shape {tuple(shape)}", f"shape {tuple(tensor.shape)}")
     names = " or ".join(str(dtype) for dtype in dtypes)
     expect(tensor.dtype in dtypes, name, names, tensor.dtype, TypeError)
     expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")

@@ -216,7 +216,7 @@ BAD = {
     "bias": (torch.zeros(72, 1), ValueError),
     "conv_state": (torch.zeros(7, 72, 4), ValueError),
     "state_indices": (torch.zeros(4), TypeError),
-    "query_start_loc": (torch.tensor([0, 5, 5, 6, 14], dtype=torch.int32), ValueError),
+    "query_start_loc": (torch.tensor([0, 5, 4, 6, 14], dtype=torch.int32), ValueError),
     "has_initial_state": (torch.zeros(4, dtype=torch.int32), TypeError),
     "activation": ("gelu", ValueError),
     "out": (torch.zeros(15, 73), ValueError),
