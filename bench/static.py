@@ -19,6 +19,8 @@ from sass import read
 from triton.compiler import CompilationError
 from variants import Variant, variants
 
+from blockstride.transfer.atomic_file import write_json
+
 BUDGETS = Path(__file__).with_name("budgets.json")
 COLUMNS = (
     "target", "variant", "kernel", "registers", "spill_bytes", "shared_bytes", "warps",
@@ -79,7 +81,7 @@ def record(rows: list[dict[str, Any]], keeps_others: bool) -> None:
     """Write the budgets of these rows, beside those recorded for others or instead of all."""
     budgets = json.loads(BUDGETS.read_text())["budgets"] if keeps_others else {}
     recorded = {"versions": versions(), "budgets": budgets | budgets_of(rows)}
-    BUDGETS.write_text(json.dumps(recorded, indent=1) + "\n")
+    write_json(BUDGETS, recorded, indent=1)
 
 
 def key_of(row: dict[str, Any]) -> str:

@@ -50,7 +50,14 @@ def engine(name: str, layout: KVCacheLayout, tp_size: int) -> EngineTransferInfo
     blocks = NUM_TOKENS // BLOCK_SIZE + SPARE
     counts = [blocks if g.spec.has_tokens else SPARE for g in group_layers(model, "split")]
     return EngineTransferInfo(
-        name, model, layout, "split", BLOCK_SIZE, tuple(counts), tp_size=tp_size
+        name,
+        model,
+        layout,
+        "split",
+        BLOCK_SIZE,
+        tuple(counts),
+        tp_size=tp_size,
+        model_fingerprint="the same on both sides",
     )
 
 

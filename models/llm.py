@@ -11,7 +11,6 @@ from blockstride.kernels.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.engine import Engine, EngineConfig
-from blockstride.models.generation_defaults import default_params
 from blockstride.models.loading import default_device, load_model
 from blockstride.models.text_generator import TextGenerator
 from blockstride.transfer.connector import ConnectorSettings
@@ -20,12 +19,8 @@ from blockstride.transfer.connector import ConnectorSettings
 class LLM(TextGenerator[Engine]):
     """A model with its tokenizer and engine, in this process.
 
-    Texts end where generation_config.json, or else config.json, says. Sampling parameters that it
-    has are `default_params`; `dataclasses.replace` changes some of them.
-
     Args:
-        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba. Without a
-            tokenizer.json, prompts are tokens.
+        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba.
         dtype: See `load_model`.
         device: Where to run; a GPU when there is one and this is None.
         config: Layout, policy, types and sizes of the engine.
@@ -46,10 +41,9 @@ class LLM(TextGenerator[Engine]):
         config = config or EngineConfig()
         ranks = config.tp_size
         expect(ranks == 1, "tp_size", "1 in one process; DistributedLLM takes more", ranks)
-        checkpoint = Checkpoint(path)
-        tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
+        tokenizer = Checkpoint(path).tokenizer()
         self.model = load_model(path, config, dtype=dtype, device=device)
-        super().__init__(tokenizer, Engine(self.model, config), defaults)
+        super().__init__(tokenizer, Engine(self.model, config))
 
 
 class DistributedLLM(TextGenerator[Deployment]):
@@ -88,8 +82,7 @@ class DistributedLLM(TextGenerator[Deployment]):
         transfer: ConnectorSettings | None = None,
         answer_seconds: float = 300.0,
     ) -> None:
-        checkpoint = Checkpoint(path)
-        tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
+        tokenizer = Checkpoint(path).tokenizer()
         deployment = Deployment(
             path,
             prefill=[prefill] if isinstance(prefill, EngineConfig) else prefill,
@@ -99,7 +92,7 @@ class DistributedLLM(TextGenerator[Deployment]):
             transfer=transfer,
             answer_seconds=answer_seconds,
         )
-        super().__init__(tokenizer, deployment, defaults)
+        super().__init__(tokenizer, deployment)
 
     def close(self) -> None:
         """Ends all processes."""

@@ -96,8 +96,7 @@ def default_device() -> str:
 
 
 def _compute_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    stored = DTYPES.get(said, torch.bfloat16)
+    stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
     return _wide_dtype(name, "dtype", torch.float32 if device.type == "cpu" else stored)
 
 

@@ -66,17 +66,10 @@ class TextGenerator(Generic[TokenEngineType]):
     Args:
         tokenizer: Makes tokens of text, and text of tokens; None where a checkpoint has none.
         engine: Continues tokens.
-        default_params: How to continue prompts where a caller doesn't say.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        engine: TokenEngineType,
-        default_params: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, engine: TokenEngineType) -> None:
         self._tokenizer, self.engine = tokenizer, engine
-        self.default_params = default_params
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -111,8 +104,7 @@ class TextGenerator(Generic[TokenEngineType]):
 
         Args:
             prompts: One prompt or several.
-            params: How to continue them: one for all, or one each; `default_params`, which are
-                the checkpoint's, when None.
+            params: How to continue them: one for all, or one each.
             progress: Show a bar on standard error when there are several prompts or a long one.
 
         Returns:
@@ -123,7 +115,7 @@ class TextGenerator(Generic[TokenEngineType]):
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not isinstance(params, Sequence):
-            params = [params or self.default_params] * len(prompts)
+            params = [params or SamplingParams()] * len(prompts)
         expect(
             len(params) == len(prompts), "params", f"one for each of {len(prompts)}", len(params)
         )
@@ -154,7 +146,7 @@ class TextGenerator(Generic[TokenEngineType]):
         Raises:
             ValueError: The prompt is empty or longer than the cache.
         """
-        streams = self._submit([prompt], [params or self.default_params])
+        streams = self._submit([prompt], [params or SamplingParams()])
         return self._pieces(streams)
 
     def _pieces(self, streams: dict[int, TextStream]) -> Iterator[str]:

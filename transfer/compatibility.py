@@ -12,11 +12,12 @@ def expect_same_model(local: EngineTransferInfo, remote: EngineTransferInfo) -> 
 
     Memory order is free: packing, the order of content axes, block sizes and stride orders may
     differ. What the bytes mean may not: names, axes with their global extents, dtypes, which axis
-    is cut and into which units, windows.
+    is cut and into which units, windows. Where all of that agrees, the fingerprint of the model
+    still tells a fine-tune from what it was made of.
 
     Raises:
         ValueError: Layers or fields that only one engine has, or that differ; the message names the
-            layer, the field and both values.
+            layer, the field and both values. Or other weights; it names both fingerprints.
     """
     ours, theirs = list(local.specs), list(remote.specs)
     if ours != theirs:
@@ -28,6 +29,16 @@ def expect_same_model(local: EngineTransferInfo, remote: EngineTransferInfo) -> 
         if pair not in compared:
             _expect_same_spec(name, spec, remote.specs[name])
             compared.add(pair)
+    name = f"model_fingerprint of {remote.engine_id}"
+    ours, theirs = (engine.model_fingerprint or "none" for engine in (local, remote))
+    wanted = f"{ours}, that of {local.engine_id}, whose caches come from the same weights"
+    expect(ours == theirs, name, wanted, theirs)
+
+
+def expect_fingerprint(engine: EngineTransferInfo) -> None:
+    """Raises `ValueError` for an engine that can't show which model its caches come from."""
+    name = f"model_fingerprint of {engine.engine_id}"
+    expect(bool(engine.model_fingerprint), name, "the fingerprint of its model", "none")
 
 
 def _expect_same_spec(layer: str, ours: CacheSpec, theirs: CacheSpec) -> None:

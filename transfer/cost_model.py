@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.atomic_file import write_json
 from blockstride.transfer.copy_plan import CopyPlan
 from blockstride.transfer.peer_plan import PeerPlan
 from blockstride.transfer.report import report
@@ -56,9 +57,9 @@ class CostModel:
         return self.wire_seconds([peer.wire], num_tokens) + converted / self.convert_rate
 
     def save(self, path: Path) -> None:
-        """Writes the model as JSON."""
+        """Writes the model as JSON, so that a reader sees all of it or what was there before."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> CostModel:

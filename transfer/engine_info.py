@@ -72,6 +72,9 @@ class EngineTransferInfo:
         stages: Layers of each pipeline stage, intervals of `specs` in order; () for a single stage.
         advertised_block_bytes: Bytes of a block of each pool as the engine measured them on rank
             0, () when unknown. They must be those that the rest implies.
+        model_fingerprint: What tells the model's weights, and all that bears on caches, from any
+            other's. Nothing here reads it, but caches are exchanged between equal ones only; ""
+            for an engine that is only planned with.
 
     Raises:
         ValueError: Sizes that contradict each other, or a parallel size the model can't have; the
@@ -90,6 +93,7 @@ class EngineTransferInfo:
     cp_interleave: int = 1
     stages: tuple[Interval, ...] = ()
     advertised_block_bytes: tuple[int, ...] = ()
+    model_fingerprint: str = ""
     _caches: dict[int, RankCache] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

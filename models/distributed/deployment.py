@@ -33,6 +33,7 @@ from blockstride.models.distributed.messages import (
 )
 from blockstride.models.engine import EngineConfig, Request, SamplingParams, TokenEvent
 from blockstride.models.engine.request import FinishReason
+from blockstride.models.fingerprint import model_fingerprint
 from blockstride.transfer.connector import ConnectorSettings
 
 HELD_SECONDS = 120.0
@@ -74,6 +75,8 @@ class Deployment:
     ) -> None:
         expect(len(decode) > 0, "decode", "at least one engine", "none")
         expect(answer_seconds > 0, "answer_seconds", "more than 0", answer_seconds)
+        # once for all ranks, and before anything is begun that would have to be ended
+        fingerprint = model_fingerprint(path) if prefill else ""
         self._answer_seconds = answer_seconds
         self._inbox = Inbox()
         self._next_id = 0
@@ -96,6 +99,7 @@ class Deployment:
             folder=self._folder.name,
             transfer=settings,
             answer_seconds=answer_seconds,
+            model_fingerprint=fingerprint,
         )
         self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
         self._finalizer = weakref.finalize(self, _end, self.engines, self._folder)

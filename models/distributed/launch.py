@@ -25,6 +25,7 @@ def plan_engines(
     folder: str,
     transfer: ConnectorSettings | None,
     answer_seconds: float,
+    model_fingerprint: str = "",
 ) -> list[EngineProcesses]:
     """Engines that are not started yet.
 
@@ -36,6 +37,7 @@ def plan_engines(
         folder: Where ranks find each other.
         transfer: How sequences are handed over; None: they are not.
         answer_seconds: How long ranks wait for each other while they compute.
+        model_fingerprint: What their caches are told apart by, where sequences are handed over.
     """
     places = cycle(
         [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
@@ -45,7 +47,16 @@ def plan_engines(
         devices = [next(places) for _ in range(config.tp_size)]
         store = f"{folder}/{engine_id}"
         setup = Setup(
-            engine_id, 0, str(path), dtype, config, devices[0], store, transfer, answer_seconds
+            engine_id,
+            0,
+            str(path),
+            dtype,
+            config,
+            devices[0],
+            store,
+            transfer,
+            answer_seconds,
+            model_fingerprint,
         )
         engines.append(EngineProcesses(setup, devices))
     return engines

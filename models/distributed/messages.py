@@ -33,6 +33,7 @@ class Setup:
         store: File in which ranks find each other.
         transfer: How it hands sequences over; None: it doesn't.
         answer_seconds: How long ranks wait for each other while they compute.
+        model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
     """
 
     engine_id: str
@@ -44,6 +45,7 @@ class Setup:
     store: str
     transfer: ConnectorSettings | None
     answer_seconds: float
+    model_fingerprint: str = ""
 
 
 # from the front end to rank 0

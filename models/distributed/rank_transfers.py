@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from blockstride.layouts import KVCacheLayout, KVCachePool
 from blockstride.models.distributed.messages import Peers, Setup
 from blockstride.models.distributed.rank_messages import (
@@ -54,7 +52,7 @@ class RankTransfers:
         self.address = self.connector.register_kv_caches(
             {i: pool.storage for i, pool in enumerate(pools)}
         )
-        self._device, self._on_change = model.device, on_change
+        self._on_change = on_change
         # the front end must not take a rank that waits for another engine for dead
         self._load_seconds = min(LOAD_SECONDS, setup.answer_seconds / 2)
         self._loads: dict[str, ReadHandle] = {}
@@ -68,9 +66,6 @@ class RankTransfers:
                 self.connector.add_peer(command.engine_id, command.addresses)
                 self.connector.connect(command.engine_id)
             case Offer():
-                if self._device.type == "cuda":
-                    # NIXL doesn't know streams
-                    torch.cuda.synchronize(self._device)
                 blocks = _block_ids(command.blocks)
                 self.connector.offer(command.name, command.num_tokens, blocks)
                 self._events.append(Offered(command.name))
@@ -126,4 +121,5 @@ def _transfer_info(
         tuple(pool.layout.num_blocks for pool in pools),
         kernel_block_size=config.kernel_block_size,
         tp_size=config.tp_size,
+        model_fingerprint=setup.model_fingerprint,
     )

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -15,6 +13,7 @@ from blockstride.kernels.checks import expect
 from blockstride.models.training.config import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, HybridConfig
 from blockstride.models.training.module import Hybrid
 from blockstride.models.training.text import byte_tokenizer
+from blockstride.transfer.atomic_file import write_atomically, write_json
 
 SPECIAL_IDS = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
 FIXED_CONFIG = {
@@ -35,18 +34,6 @@ TOKENIZER_CONFIG = {
     "eos_token": "<eos>",
     "clean_up_tokenization_spaces": False,
 }
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that it is never half written."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def save_checkpoint(model: Hybrid, folder: Path, *, max_tokens: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from blockstride.kernels.checks import expect
-from blockstride.models.training.checkpoint import write_atomically
 from blockstride.models.training.module import Hybrid
+from blockstride.transfer.atomic_file import write_atomically
 
 
 def save_state(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from blockstride.kernels.checks import expect
-from blockstride.models.training.checkpoint import save_checkpoint, write_atomically, write_json
+from blockstride.models.training.checkpoint import save_checkpoint
 from blockstride.models.training.config import HybridConfig
 from blockstride.models.training.evaluate import bits_per_byte
 from blockstride.models.training.experts import balancing_loss
@@ -20,6 +20,7 @@ from blockstride.models.training.module import Hybrid, initialise
 from blockstride.models.training.options import TrainingOptions
 from blockstride.models.training.resume import load_state, save_state
 from blockstride.models.training.text import as_tokens, split_text, windows, with_bos
+from blockstride.transfer.atomic_file import write_atomically, write_json
 
 STATE_FILE = "training_state.pt"
 SAMPLE_FILE = "held_out_sample.txt"

@@ -52,6 +52,8 @@ BLOCK_SIZES = ((4, 4), (4, 16), (16, 4), (8, 12))
 """Tokens per block (local, remote)."""
 
 NUM_TOKENS = 29
+WEIGHTS = "the weights of a test"
+"""What the engines of a test agree on beside shapes."""
 
 
 def hybrid(
@@ -164,6 +166,7 @@ class Side(NamedTuple):
             self.block_size,
             (sum(counts),) if self.policy == "unified" else tuple(counts),
             tp_size=self.tp_size,
+            model_fingerprint=WEIGHTS,
         )
 
 
@@ -363,6 +366,7 @@ def random_engine(
                 cp_size=cp_size,
                 cp_interleave=int(rng.choice([1, 2])),
                 stages=tuple(Interval(*cut) for cut in pairwise(cuts)) if len(cuts) > 2 else (),
+                model_fingerprint=WEIGHTS,
             )
             for rank in range(info.world_size):
                 info.rank_cache(rank)

@@ -22,6 +22,7 @@ from blockstride.transfer.connector.errors import TransferError
 from blockstride.transfer.connector.parts import Region
 from blockstride.transfer.connector.posting import Nixl, Peer, Posting, PreparedCopy
 from blockstride.transfer.copy_plan import CopyPlan, Side
+from blockstride.transfer.device import expect_shareable
 
 WARM_BYTES = 64
 
@@ -97,10 +98,10 @@ class TransferAgent:
             storages: Pool -> its bytes, dense, all on one device.
 
         Raises:
-            ValueError: Views with gaps, or memory on several devices.
+            ValueError: Views with gaps, memory on several devices, or memory of a GPU that other
+                processes can't reach.
         """
-        devices = {storage.device for storage in storages.values()}
-        expect(len(devices) <= 1, "storages", "memory of one device", devices)
+        expect_shareable(storages)
         regions, owners = {}, {}
         for pool, storage in storages.items():
             expect(storage.is_contiguous(), f"storage {pool}", "dense bytes", storage.stride())

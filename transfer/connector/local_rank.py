@@ -19,6 +19,7 @@ from blockstride.transfer.connector.posting import Operation, PreparedCopy
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.connector.staging import StagingArea
 from blockstride.transfer.copy_plan import Indices
+from blockstride.transfer.device import device_of, use_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 
 BUSY_SECONDS = 0.001
@@ -39,11 +40,16 @@ def agent_prefix(engine_id: str, rank: int) -> str:
 class LocalRank:
     """What serving and reading have in common: one rank's memory, and who may copy it.
 
+    Made on the thread that uses it from then on.
+
     Args:
         info: The engine.
         rank: The rank.
         pools: Pool -> its storage.
         settings: Settings.
+
+    Attributes:
+        device: Where the pools are.
 
     Raises:
         ValueError: Other pools than the engine implies, or storages of other sizes.
@@ -56,32 +62,30 @@ class LocalRank:
         pools: Mapping[int, Tensor],
         settings: ConnectorSettings,
     ) -> None:
+        device = device_of(pools)
         sizes = {pool: storage.numel() for pool, storage in pools.items()}
         wanted = dict(info.rank_cache(rank).pool_bytes)
         expect(sizes == wanted, "pools", f"storages of {wanted} bytes", sizes)
         for pool, storage in pools.items():
             expect(storage.dtype == torch.int8, f"pool {pool}", torch.int8, storage.dtype)
         self.info, self.rank, self.settings = info, rank, settings
-        self.pools = dict(pools)
+        self.pools, self.device = dict(pools), device
         self.counters = Counters()
+        # NIXL looks at the current device when an agent is made and when memory is registered
+        use_device(device)
         self.agent = TransferAgent(
             agent_prefix(info.engine_id, rank) + token_hex(8),
             progress_thread=settings.progress_thread,
             num_threads=settings.num_threads,
         )
         self.registration = self.agent.register(self.pools)
-        self._copier = ThreadPoolExecutor(1, "blockstride-copy")
+        self._copier = ThreadPoolExecutor(1, "blockstride-copy", use_device, (self.device,))
         self._fresh_until = 0.0
 
     @property
     def regions(self) -> dict[int, Region]:
         """Where the pools are."""
         return self.registration.regions
-
-    @property
-    def device(self) -> torch.device:
-        """Where the pools are."""
-        return next((p.device for p in self.pools.values()), torch.device("cpu"))
 
     def area(self, info: EngineTransferInfo, rank: int) -> StagingArea:
         """A new staging area, registered.
@@ -110,13 +114,9 @@ class LocalRank:
 
         def run() -> None:
             with self.counters.timing("convert_seconds"):
-                if self.device.type == "cuda":
-                    # a thread begins on device 0, and NIXL doesn't know streams
-                    with torch.cuda.device(self.device):
-                        function(*arguments)
-                        torch.cuda.synchronize()
-                else:
-                    function(*arguments)
+                function(*arguments)
+                # what was packed is posted next, and what was converted belongs to the engine
+                wait_for_device(self.device)
 
         return asyncio.get_running_loop().run_in_executor(self._copier, run)
 

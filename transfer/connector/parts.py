@@ -84,6 +84,7 @@ class EnginePart(Part, frozen=True):
     cp_interleave: Annotated[int, Meta(ge=1, le=1 << 20)]
     stages: Annotated[list[tuple[Count, Count]], Meta(max_length=1024)]
     advertised_block_bytes: Annotated[list[Address], Meta(max_length=4096)]
+    model_fingerprint: Name
 
 
 class Region(Part, frozen=True):

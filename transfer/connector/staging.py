@@ -14,6 +14,7 @@ from blockstride.layouts import StridedField
 from blockstride.transfer.connector.agent import Registration, TransferAgent
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.copy_plan import CopyPlan, Indices
+from blockstride.transfer.device import wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.executor import byte_ranges
 from blockstride.transfer.rank_cache import GroupCache
@@ -52,9 +53,8 @@ class StagingArea:
             pool: torch.zeros(nbytes, dtype=torch.int8, device=device)
             for pool, nbytes in sizes.items()
         }
-        if device.type == "cuda":
-            # NIXL doesn't know streams: zeros must not come after what it brings
-            torch.cuda.synchronize(device)
+        # zeros must not come after what NIXL brings
+        wait_for_device(device)
         self._agent = agent
         self.registration: Registration = agent.register(self.storages)
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
+from typing import NoReturn
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_type
+from blockstride.transfer.atomic_file import PartialFile
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.tiers.file_format import (
     CRC_BYTES,
@@ -27,11 +34,9 @@ from blockstride.transfer.tiers.stored_cache import (
     StoredCache,
     canonical_engine,
     expect_all_written,
+    expect_no_failure,
     writing_ranks,
 )
-
-PARTIAL = ".partial"
-"""What the name of a file ends with until it is whole."""
 
 
 class _OpenFile(StoredCache):
@@ -39,7 +44,11 @@ class _OpenFile(StoredCache):
 
     path: Path
     _shape: FileShape
-    _descriptor: int = -1
+
+    @property
+    @abstractmethod
+    def _descriptor(self) -> int:
+        """Of the file; -1 once it is closed."""
 
     @property
     def place(self) -> Place:
@@ -59,28 +68,19 @@ class _OpenFile(StoredCache):
         with memoryview(memory) as whole, whole[block.start : block.start + block.nbytes] as part:
             return zlib.crc32(part)
 
+    @abstractmethod
     def close(self) -> None:
         """Closes the descriptor; twice is no error."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class CacheFileWriter(_OpenFile):
     """A cache file in the making.
 
-    Its name ends in `.partial` until `seal` has found that every rank wrote its part. Several
-    processes may write one file, a rank each: one makes it, the others `join` it with the same
-    arguments, and one seals it when all are done. A process that dies leaves a file that nobody
-    takes for a whole one.
+    It has a temporary name of its own until `seal` has found that every rank wrote its part.
+    Several processes may write one file, a rank each: one makes it, the others `join` it with the
+    same arguments and its `save_id`, and one seals it when all others have closed it. Two saves of
+    one path never meet: the one that is sealed last stays. A process that dies leaves a file that
+    nobody takes for a whole one, and that the next writer in the folder removes.
 
     Args:
         path: Name of the file when it is whole.
@@ -88,10 +88,16 @@ class CacheFileWriter(_OpenFile):
         num_tokens: Tokens of the sequence.
         num_states: States that each group without tokens keeps.
         tag: At most 64 KiB for the caller, such as a digest of the tokens.
+        save_id: What the writers of this save have in common, and no other save has; "" draws one.
         join: Whether another process has made the file.
 
+    Attributes:
+        save_id: What others join it by.
+
     Raises:
-        ValueError: No token, no state, or a tag that is too long.
+        ValueError: No token, no state, a tag that is too long, an engine without a fingerprint of
+            its model, or a file to join that is being sealed.
+        TypeError: An argument of another type.
         OSError: The file can't be made, or the disk has no room for all of it; then none is left.
     """
 
@@ -103,23 +109,27 @@ class CacheFileWriter(_OpenFile):
         num_states: int = 1,
         *,
         tag: bytes = b"",
+        save_id: str = "",
         join: bool = False,
     ) -> None:
+        expect_type(path, "path", Path | str)
+        expect_type(tag, "tag", bytes)
+        expect_type(save_id, "save_id", str)
+        expect(bool(save_id) or not join, "save_id", "that of the file to join", "none")
         canonical = canonical_engine(engine, num_tokens, num_states)
         super().__init__(canonical, num_tokens, num_states)
-        self.path = Path(path)
+        self.path, self.save_id = Path(path), save_id or token_hex(8)
         self._header = blank_header(engine, canonical, num_tokens, num_states, tag)
         self._shape = shape_of(self._header, canonical)
         self._ranks = writing_ranks(canonical, engine)
+        self._joined, self._failed = join, False
+        self._file = PartialFile(self.path, self.save_id, join=join)
         if join:
-            self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CLOEXEC)
             size = os.fstat(self._descriptor).st_size
             if size != self._shape.nbytes:
                 self.close()
                 expect(False, "file", f"one of {self._shape.nbytes} bytes", f"one of {size}")
             return
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._descriptor = os.open(self._partial, flags, 0o644)
         try:
             # a full disk is found here, and not by a rank in the middle of its part
             os.posix_fallocate(self._descriptor, 0, self._shape.nbytes)
@@ -131,30 +141,57 @@ class CacheFileWriter(_OpenFile):
     def __enter__(self) -> CacheFileWriter:
         return self
 
-    @property
-    def _partial(self) -> Path:
-        return self.path.with_name(self.path.name + PARTIAL)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or self._joined:
+            self.close()
+        else:
+            self.abandon()
 
-    def expect_writable(self) -> None:
-        """A rank may write until the file is whole."""
+    @property
+    def _descriptor(self) -> int:
+        return self._file.descriptor
 
     def expect_readable(self) -> None:
         """Raises `ValueError`: nobody reads a file that is not whole."""
-        expect(False, "file", "a whole one", f"{self._partial}, which is being written")
+        expect(False, "file", "a whole one", f"{self._file.partial}, which is being written")
 
-    def mark_written(self, rank: int) -> None:
-        """Takes note, in the file, that a rank has written its part."""
+    @contextmanager
+    def writing(self, rank: int) -> Iterator[None]:
+        """Held while a rank writes its part, of which the file takes note at the end.
+
+        Raises:
+            ValueError: The file is closed or whole, or NIXL has failed in the middle of a part and
+                may still be at work.
+        """
+        self._expect_open()
+        sealed = any(os.pread(self._descriptor, PREAMBLE.size, 0))
+        expect(not sealed, "file", "one in the making", f"{self.path}, which is whole")
+        expect_no_failure(self._failed)
+        os.pwrite(self._descriptor, b"\0", self._shape.marks + rank)
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
         os.fdatasync(self._descriptor)
         os.pwrite(self._descriptor, b"\1", self._shape.marks + rank)
 
     def seal(self) -> None:
-        """Makes the file whole and gives it its name.
+        """Makes the file whole, gives it its name, and closes it: nobody can write to it any more.
 
         Raises:
-            ValueError: A rank has not written its part, or the file is closed.
+            ValueError: A rank has not written its part, another process has the file open, or it is
+                closed.
             OSError: The system refuses.
         """
         self._expect_open()
+        self._file.keep_others_out()
+        expect_no_failure(self._failed)
         marks = os.pread(self._descriptor, self._header.num_ranks, self._shape.marks)
         expect_all_written(rank for rank in self._ranks if not marks[rank])
         with mmap.mmap(self._descriptor, self._shape.nbytes, access=mmap.ACCESS_READ) as memory:
@@ -162,19 +199,15 @@ class CacheFileWriter(_OpenFile):
         # the data before the preamble that vouches for it, and both before the name
         os.fsync(self._descriptor)
         os.pwrite(self._descriptor, encode(self._header, checksums), 0)
-        os.fsync(self._descriptor)
-        os.replace(self._partial, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self.close()
+        self._file.publish()
+
+    def close(self) -> None:
+        """Closes the file, and leaves it to those who join it; twice is no error."""
+        self._file.close()
 
     def abandon(self) -> None:
         """Removes what has been written."""
-        self.close()
-        self._partial.unlink(missing_ok=True)
+        self._file.abandon()
 
 
 class CacheFile(_OpenFile):
@@ -188,12 +221,14 @@ class CacheFile(_OpenFile):
 
     Raises:
         CacheFileError: A torn file, one of another version, or something else.
+        TypeError: A path of another type.
         OSError: It can't be opened.
     """
 
     def __init__(self, path: Path | str) -> None:
+        expect_type(path, "path", Path | str)
         self.path = Path(path)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             preamble = os.pread(self._descriptor, PREAMBLE.size, 0)
             body = os.pread(self._descriptor, header_bytes(preamble), PREAMBLE.size)
@@ -213,13 +248,27 @@ class CacheFile(_OpenFile):
     def __enter__(self) -> CacheFile:
         return self
 
-    def expect_writable(self) -> None:
-        """Raises `ValueError`: a whole file is never written."""
-        expect(False, "file", "one in the making", f"{self.path}, which is whole")
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
-    def mark_written(self, rank: int) -> None:
-        """Cannot happen: a whole file is never written."""
-        raise AssertionError(f"rank {rank} wrote {self.path}")
+    @property
+    def _descriptor(self) -> int:
+        return self._open
+
+    def close(self) -> None:
+        """Closes the descriptor; twice is no error."""
+        descriptor, self._open = self._open, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def writing(self, rank: int) -> NoReturn:
+        """Raises `ValueError`: a whole file is never written."""
+        raise ValueError(f"file: expected one in the making, got {self.path}, which is whole")
 
     def expect_readable(self) -> None:
         """Compares every block with its checksum, once, before the first byte is handed out.

@@ -22,7 +22,7 @@ from blockstride.transfer.connector.parts import EnginePart, Part, Positive
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.tiers.stored_cache import arrange, canonical_engine
 
-MAGIC, VERSION = b"BSTRIDE\0", 1
+MAGIC, VERSION = b"BSTRIDE\0", 2
 PREAMBLE = struct.Struct("<8sIII")
 """Magic word, version, bytes of the header, CRC-32 of the header."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,6 +19,8 @@ import numpy as np
 
 from blockstride.kernels.checks import expect
 from blockstride.layouts import NULL_BLOCK, CacheGroup, KVCacheLayout, group_layers
+from blockstride.transfer.argument_types import expect_type
+from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.request import BlockIds
 from blockstride.transfer.topology import TransferTopology
@@ -44,8 +47,13 @@ def canonical_engine(
         num_states: States that each group without tokens keeps: 1, and more with snapshots.
 
     Raises:
-        ValueError: No token, or no state.
+        ValueError: No token, no state, or an engine without a fingerprint of its model.
+        TypeError: An argument of another type.
     """
+    expect_type(engine, "engine", EngineTransferInfo)
+    expect_type(num_tokens, "num_tokens", int)
+    expect_type(num_states, "num_states", int)
+    expect_fingerprint(engine)
     expect(num_tokens > 0, "num_tokens", "at least 1", num_tokens)
     expect(num_states > 0, "num_states", "at least 1", num_states)
     groups = group_layers(engine.specs, "split")
@@ -57,6 +65,7 @@ def canonical_engine(
         "split",
         engine.block_size,
         tuple(NULL_BLOCK + 1 + len(stored_blocks(group, *sizes)) for group in groups),
+        model_fingerprint=engine.model_fingerprint,
     )
 
 
@@ -146,15 +155,24 @@ class StoredCache(ABC):
         """Raises unless every rank has written its part and the bytes are still those."""
 
     @abstractmethod
-    def expect_writable(self) -> None:
-        """Raises unless a rank may write its part."""
+    def writing(self, rank: int) -> AbstractContextManager[None]:
+        """Held while a rank of the engine that saves writes its part, noted at the end.
 
-    @abstractmethod
-    def mark_written(self, rank: int) -> None:
-        """Takes note that a rank of the engine that saves has written its part."""
+        A part that failed counts as missing, and so does the whole cache from then on: NIXL has no
+        cancel, and may still be at work.
+
+        Raises:
+            ValueError: No rank may write now.
+        """
 
 
 def expect_all_written(missing: Iterable[int]) -> None:
     """Raises `ValueError` if the parts of any ranks are missing."""
     ranks = [*missing]
     expect(not ranks, "stored cache", "the parts of all ranks", f"none of ranks {ranks}")
+
+
+def expect_no_failure(failed: bool) -> None:
+    """Raises `ValueError` if a part failed, as NIXL may still write to it."""
+    wanted = "one that no write has failed of (make another)"
+    expect(not failed, "stored cache", wanted, "one that may still be written to")

@@ -7,7 +7,7 @@ import torch
 
 from blockstride.layouts import CacheSpec, Interval, KVCacheLayout, full_attention, mamba1
 from blockstride.transfer import EngineTransferInfo
-from tests.transfer.support import HandOver, storages
+from tests.transfer.support import WEIGHTS, HandOver, storages
 
 BLOCK_SIZE = 16
 SPECS: dict[str, CacheSpec] = {
@@ -30,7 +30,10 @@ class Bulk(HandOver):
         }
 
     def expected(self, rank: int) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        source, wanted = self.source(rank), storages(self.local, rank)
+        # pipeline stages have pools of their own, tensor-parallel ranks meet their equals
+        ranks = range(self.remote.world_size) if self.remote.stages else [rank]
+        source = {pool: part for r in ranks for pool, part in self.source(r).items()}
+        wanted = storages(self.local, rank)
         for pool, (local, remote) in enumerate(zip(*self.tables, strict=True)):
             width = self.local.block_bytes[pool]
             blocks = source[pool].reshape(-1, width)
@@ -48,6 +51,7 @@ def bulk(num_blocks: int = 8, engine_id: str = "producer", seed: int = 0, tp_siz
         BLOCK_SIZE,
         (num_blocks + 3, 4),
         tp_size=tp_size,
+        model_fingerprint=WEIGHTS,
     )
     remote = replace(local, engine_id=engine_id)
     return Bulk(local, remote, num_blocks * BLOCK_SIZE, seed=seed)

@@ -14,7 +14,7 @@ from blockstride.layouts import CacheSpec, KVCacheLayout, full_attention, mamba1
 from blockstride.transfer import BlockIds, EngineTransferInfo
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
 from tests.transfer.connector.worker import STATE
-from tests.transfer.support import storages
+from tests.transfer.support import WEIGHTS, storages
 
 FREE = 0x77
 BLOCK_SIZE = 16
@@ -27,7 +27,13 @@ SPECS: dict[str, CacheSpec] = {
 
 def engine(name: str) -> EngineTransferInfo:
     return EngineTransferInfo(
-        name, SPECS, KVCacheLayout.BLHNC, "split", BLOCK_SIZE, (TOKEN_BLOCKS, STATES)
+        name,
+        SPECS,
+        KVCacheLayout.BLHNC,
+        "split",
+        BLOCK_SIZE,
+        (TOKEN_BLOCKS, STATES),
+        model_fingerprint=WEIGHTS,
     )
 
 

@@ -16,7 +16,7 @@ from blockstride.layouts import (
 )
 from blockstride.transfer import EngineTransferInfo
 from blockstride.transfer.rank_cache import GroupCache
-from tests.transfer.support import HandOver, storages
+from tests.transfer.support import WEIGHTS, HandOver, storages
 
 
 def model(kv_dtype: torch.dtype, state_dtype: torch.dtype, order: str) -> dict[str, CacheSpec]:
@@ -88,7 +88,15 @@ def typed(
 ) -> Typed:
     """A sequence between a reader and a producer that differ in dtypes, orders and block sizes."""
     engines = [
-        EngineTransferInfo(name, model(*dtypes, order), layout, "split", size, (12, 4, 4))
+        EngineTransferInfo(
+            name,
+            model(*dtypes, order),
+            layout,
+            "split",
+            size,
+            (12, 4, 4),
+            model_fingerprint=WEIGHTS,
+        )
         for name, dtypes, order, layout, size in (
             ("reader", (kv[0], state[0]), "DS", KVCacheLayout.LBHNC, block_size),
             ("producer", (kv[1], state[1]), "DS", KVCacheLayout.BHLNC, 4),

@@ -13,7 +13,6 @@ import pytest
 from blockstride.transfer import BlockIds
 from blockstride.transfer.connector import DeadlineError
 from blockstride.transfer.tiers import CacheFile, CacheFileError, CacheFileWriter, HostCache
-from blockstride.transfer.tiers.cache_file import PARTIAL
 from tests.transfer.support import POISON, Side, storages
 from tests.transfer.tiers.conftest import SAVES
 
@@ -88,7 +87,8 @@ def test_a_file_without_the_part_of_a_rank_is_never_sealed(hands, tmp_path):
     with pytest.raises(ValueError, match=r"parts of all ranks, got none of ranks \[3\]"):
         writer.seal()
     assert not path.exists()
-    refused(hands, path.with_name(path.name + PARTIAL), "never finished")
+    (partial,) = tmp_path.iterdir()
+    refused(hands, partial, "never finished")
     hands.save(writer, range(3, 4))
     writer.seal()
     with CacheFile(path) as file:
@@ -107,7 +107,7 @@ def test_a_file_that_is_being_written_is_not_read_and_a_whole_one_not_written(ha
     with pytest.raises(ValueError, match="a whole one"):
         hands.load(writer, 0)
     writer.abandon()
-    assert not whole.with_name(whole.name + PARTIAL).exists()
+    assert [*whole.parent.iterdir()] == [whole]
     with CacheFile(whole) as file, pytest.raises(ValueError, match="in the making"):
         hands.save(file)
 
@@ -156,7 +156,7 @@ from tests.transfer.support import NUM_TOKENS, HandOver
 from blockstride.transfer.tiers import CacheFileWriter
 path, first, joins, waits = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1", sys.argv[4] == "1"
 with hands_of(HandOver(LOADS, SAVES, NUM_TOKENS)) as hands:
-    with CacheFileWriter(path, SAVES, NUM_TOKENS, join=joins) as writer:
+    with CacheFileWriter(path, SAVES, NUM_TOKENS, save_id="save 1", join=joins) as writer:
         hands.save(writer, range(first, first + 2))
         print("written", flush=True)
         if waits:
@@ -166,7 +166,7 @@ with hands_of(HandOver(LOADS, SAVES, NUM_TOKENS)) as hands:
 
 def test_ranks_in_processes_of_their_own_write_one_file(hands, tmp_path):
     path = tmp_path / "a.cache"
-    made = CacheFileWriter(path, SAVES, hands.case.num_tokens)
+    made = CacheFileWriter(path, SAVES, hands.case.num_tokens, save_id="save 1")
     processes = [run(WRITES, path, first, 1, 0) for first in (0, 2)]
     for process in processes:
         output, _ = process.communicate(timeout=120)
@@ -189,9 +189,11 @@ def test_a_writer_that_is_killed_leaves_nothing_that_could_be_read(hands, tmp_pa
         process.wait(timeout=60)
     with pytest.raises(FileNotFoundError):
         CacheFile(path)
-    refused(hands, path.with_name(path.name + PARTIAL), "never finished")
+    (partial,) = tmp_path.iterdir()
+    refused(hands, partial, "never finished")
     # the others can see that it did its part, and finish
-    with CacheFileWriter(path, SAVES, hands.case.num_tokens, join=True) as writer:
+    tokens = hands.case.num_tokens
+    with CacheFileWriter(path, SAVES, tokens, save_id="save 1", join=True) as writer:
         hands.save(writer, range(2, 4))
         writer.seal()
     with CacheFile(path) as file:
@@ -200,9 +202,9 @@ def test_a_writer_that_is_killed_leaves_nothing_that_could_be_read(hands, tmp_pa
 
 def test_joining_a_file_of_another_sequence_is_refused(hands, tmp_path):
     path = tmp_path / "a.cache"
-    made = CacheFileWriter(path, SAVES, hands.case.num_tokens)
+    made, tokens = CacheFileWriter(path, SAVES, hands.case.num_tokens), hands.case.num_tokens + 400
     with pytest.raises(ValueError, match=r"^file: expected one of"):
-        CacheFileWriter(path, SAVES, hands.case.num_tokens + 400, join=True)
+        CacheFileWriter(path, SAVES, tokens, save_id=made.save_id, join=True)
     made.abandon()
 
 
