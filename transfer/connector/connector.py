@@ -14,6 +14,7 @@ import zmq.asyncio
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.errors import AbortedError
 from blockstride.transfer.connector.handle import ReadHandle, ReadRequest
@@ -24,6 +25,7 @@ from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.reading import Reader
 from blockstride.transfer.connector.serving import Server
 from blockstride.transfer.connector.settings import ConnectorSettings
+from blockstride.transfer.device import CPU, device_of, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.request import BlockIds, check_blocks
 
@@ -39,7 +41,8 @@ class Connector:
     Everything happens on one thread, beside the engine's compute: messages, NIXL, deadlines.
     Methods may be called from any thread and return at once, `close` apart.
 
-    Whoever offers blocks must have finished writing them, and, on a GPU, waited for its stream.
+    On a GPU, `offer` and `start_read` first wait for all that was launched before them, since NIXL
+    doesn't: kernels may still write what is offered, and what was freed and is to be filled.
 
     Args:
         info: The engine.
@@ -56,13 +59,14 @@ class Connector:
         settings: ConnectorSettings | None = None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
+        expect_fingerprint(info)
         info.coordinates(rank)
         self.info, self.rank = info, rank
         self.settings = settings or ConnectorSettings()
         self._thread: threading.Thread | None = None
         self._reads: dict[str, ReadHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._address = ""
+        self._address, self._device = "", CPU
         self._on_change = on_change
         self._leases = LeaseTable(self.settings.lease_seconds, on_change)
         self._connecting: set[asyncio.Task[None]] = set()
@@ -82,6 +86,9 @@ class Connector:
             ImportError: NIXL is not installed.
         """
         expect(self._thread is None, "register_kv_caches", "one call", "a second one")
+        self._device = device_of(pools)
+        # of what was offered before, and of pools that are being filled for the first time
+        wait_for_device(self._device)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"blockstride-{self.info.engine_id}", daemon=True
@@ -158,6 +165,7 @@ class Connector:
             ValueError: A request of that name is under way already, or blocks that can't be right.
         """
         check_blocks("local", self.info, request.num_tokens, request.local)
+        wait_for_device(self._device)
         handle = ReadHandle(request, _on_change=self._on_change)
 
         def begin() -> None:
@@ -190,6 +198,7 @@ class Connector:
             ValueError: Blocks that no request could name, or a request that is held already.
         """
         check_blocks("offered", self.info, num_tokens, blocks)
+        wait_for_device(self._device)
 
         def offer() -> None:
             self._leases.offer(request_id, num_tokens, blocks, monotonic())
@@ -261,9 +270,9 @@ class Connector:
             handle.abort()
         if tasks:
             await asyncio.wait(tasks, timeout=grace_seconds)
+        await self._reader.close(grace_seconds)
         await self._links.close()
         await self._server.close()
-        self._reader.close()
         for task in (*self._services, *tasks):
             task.cancel()
         await asyncio.gather(*self._services, *tasks, return_exceptions=True)

@@ -28,6 +28,7 @@ class Counters:
         handshakes: Sessions that began.
         failed_handshakes: Attempts to begin one that nobody answered.
         refused_messages: Messages that were none, or refused.
+        failed_claims: Claims of readers in the midst of which something went wrong here.
         retries: Requests that went on to another replica.
     """
 
@@ -44,6 +45,7 @@ class Counters:
     handshakes: int = 0
     failed_handshakes: int = 0
     refused_messages: int = 0
+    failed_claims: int = 0
     retries: int = 0
 
     def snapshot(self) -> Counters:

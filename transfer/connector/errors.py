@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+Kind = Literal["failed", "protocol", "refused", "lost", "expired", "deadline", "aborted"]
+"""Names of the kinds of failure, as counters and messages use them."""
+
 
 class TransferError(RuntimeError):
     """A request, or the connection to a peer, has failed.
@@ -9,9 +14,11 @@ class TransferError(RuntimeError):
     Attributes:
         peer: Whom it was about, as `engine rank N`; "" when there are several or none.
         request_id: Which request; "" when it is about the peer as such.
+        is_answer: Whether the peer itself has said so: it does nothing more for the request.
     """
 
-    kind = "failed"
+    kind: Kind = "failed"
+    is_answer = False
 
     def __init__(self, reason: str, *, peer: str = "", request_id: str = "") -> None:
         super().__init__(reason)
@@ -21,7 +28,9 @@ class TransferError(RuntimeError):
 
     def of_request(self, request_id: str) -> TransferError:
         """The same failure, of one request."""
-        return type(self)(self.reason, peer=self.peer, request_id=request_id)
+        same = type(self)(self.reason, peer=self.peer, request_id=request_id)
+        same.is_answer = self.is_answer
+        return same
 
     def __str__(self) -> str:
         about = f"request {self.request_id!r}" if self.request_id else ""
@@ -30,52 +39,68 @@ class TransferError(RuntimeError):
         return f"{where}: {self.reason}" if where else self.reason
 
 
+class PeerFailedError(TransferError):
+    """The peer wanted to, and something went wrong there: planning, packing, or its NIXL."""
+
+
 class ProtocolError(TransferError):
     """Bytes that no connector of this version and key would send."""
 
-    kind = "protocol"
+    kind: Kind = "protocol"
 
 
 class PeerRefusedError(TransferError):
     """The peer answered that it can't or won't: another model, an unknown request, a replay."""
 
-    kind = "refused"
+    kind: Kind = "refused"
 
 
 class PeerLostError(TransferError):
     """The peer doesn't answer any more, can't be reached, or broke the connection."""
 
-    kind = "lost"
+    kind: Kind = "lost"
 
 
 class LeaseExpiredError(TransferError):
     """The producer doesn't hold the blocks any more: what was read may be somebody else's."""
 
-    kind = "expired"
+    kind: Kind = "expired"
 
 
 class DeadlineError(TransferError):
     """The request was not done in the time it was given."""
 
-    kind = "deadline"
+    kind: Kind = "deadline"
 
 
 class AbortedError(TransferError):
     """The caller gave the request up."""
 
-    kind = "aborted"
+    kind: Kind = "aborted"
 
 
-KINDS = tuple(
-    error.kind
-    for error in (
-        TransferError,
-        ProtocolError,
-        PeerRefusedError,
-        PeerLostError,
-        LeaseExpiredError,
-        DeadlineError,
-        AbortedError,
-    )
-)
-"""Names of the kinds of failure, as counters use them."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_OF_PEER: dict[Kind, type[TransferError]] = {
+    "failed": PeerFailedError,
+    "protocol": ProtocolError,
+    "refused": PeerRefusedError,
+    "lost": PeerLostError,
+    "expired": LeaseExpiredError,
+    "deadline": DeadlineError,
+    "aborted": AbortedError,
+}
+
+
+def answered(kind: Kind, reason: str, peer: str) -> TransferError:
+    """The error that a peer says it had, as what it was there."""
+    error = _OF_PEER[kind](reason, peer=peer)
+    error.is_answer = True
+    return error
+
+
+def as_failure(error: Exception) -> TransferError:
+    """Whatever went wrong in the midst of a transfer, as one of ours that keeps its type's name."""
+    if isinstance(error, TransferError):
+        return error
+    return TransferError(f"{type(error).__name__}: {error}")

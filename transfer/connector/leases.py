@@ -140,16 +140,20 @@ class LeaseTable:
             raise PeerRefusedError(f"request {request_id!r} is read by {lease.engine_id!r}")
         self._leave(lease, reader)
 
-    def abandon(self, request_id: str, epoch: int | None, reader: Reader) -> None:
+    def abandon(self, request_id: str, epoch: int | None, reader: Reader, num_readers: int) -> None:
         """A reader has stopped without having read all; it may never have begun.
 
         Args:
             request_id: Which request.
             epoch: The lease's; None: any.
             reader: Who.
+            num_readers: Ranks of its engine that read from this rank.
         """
         lease = self._leases.get(request_id)
-        if lease is not None and lease.engine_id == reader[0] and epoch in {None, lease.epoch}:
+        ours = lease is not None and lease.engine_id in {"", reader[0]}
+        if lease is not None and ours and epoch in {None, lease.epoch}:
+            # another of its ranks may have failed before this one was asked for anything
+            lease.engine_id, lease.num_readers = reader[0], num_readers
             lease.abandoned = True
             self._leave(lease, reader)
 

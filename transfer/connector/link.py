@@ -12,11 +12,11 @@ import zmq.asyncio
 
 from blockstride.transfer.connector.description import check_regions, describe, engine_of
 from blockstride.transfer.connector.errors import (
-    LeaseExpiredError,
     PeerLostError,
     PeerRefusedError,
     ProtocolError,
     TransferError,
+    answered,
 )
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.messages import (
@@ -156,8 +156,7 @@ class Link:
 
         Raises:
             PeerLostError: No answer in time, or the link has failed.
-            LeaseExpiredError: The answer says so.
-            PeerRefusedError: The answer is a refusal for another reason.
+            TransferError: The peer's own error, as what it was there.
         """
         self._sequence += 1
         message = request(session=self._session, sequence=self._sequence, **fields)
@@ -185,10 +184,10 @@ class Link:
             self._pending.pop(key, None)
         if isinstance(found, Refusal):
             if found.kind == "session":
-                self.fail(PeerLostError(found.reason, peer=self.peer))
-                self._raise_if_failed()
-            kind = LeaseExpiredError if found.kind == "expired" else PeerRefusedError
-            raise kind(found.reason, peer=self.peer)
+                error = PeerLostError(found.reason, peer=self.peer)
+                self.fail(error)
+                raise error
+            raise answered(found.kind, found.reason, self.peer)
         if not isinstance(found, answer):
             raise ProtocolError(
                 f"expected {answer.__name__}, got {type(found).__name__}", peer=self.peer

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from blockstride.transfer.connector.errors import ProtocolError
+from blockstride.transfer.connector.errors import Kind, ProtocolError
 from blockstride.transfer.connector.parts import (
     RANDOM_BYTES,
     Blob,
@@ -32,7 +32,7 @@ from blockstride.transfer.connector.parts import (
     Text,
 )
 
-MAGIC, VERSION = b"BSTR", 1
+MAGIC, VERSION = b"BSTR", 2
 DIGEST_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + DIGEST_BYTES
 NOBODY = bytes(RANDOM_BYTES)
@@ -160,10 +160,10 @@ class Done(Answer, frozen=True, tag=True):
 
 
 class Refusal(Answer, frozen=True, tag=True):
-    """It is not so: in general, or since a lease has ended, or the whole session."""
+    """It is not so, and why: as the producer's own error says, or as the session is over."""
 
     reason: Text
-    kind: Literal["refused", "expired", "session"] = "refused"
+    kind: Kind | Literal["session"] = "refused"
 
 
 Message = TypeVar("Message")

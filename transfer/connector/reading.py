@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from blockstride.transfer.connector.description import blocks_of, tables_of
@@ -14,11 +13,14 @@ from blockstride.transfer.connector.errors import (
     AbortedError,
     DeadlineError,
     LeaseExpiredError,
+    PeerFailedError,
     PeerLostError,
     PeerRefusedError,
     TransferError,
+    as_failure,
 )
 from blockstride.transfer.connector.handle import BlockLists, ReadHandle
+from blockstride.transfer.connector.job import Job
 from blockstride.transfer.connector.links import Connection, Links, Route
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.messages import Claim, Done, Finish, Grant, Stop, Target
@@ -27,23 +29,6 @@ from blockstride.transfer.connector.staging import cast_here, copy_here
 from blockstride.transfer.request import BlockIds, TransferRequest, check_blocks
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Job:
-    """What a request is doing.
-
-    Attributes:
-        handle: What its caller holds.
-        touching: Futures of everything that may still write to its blocks or staging memory.
-        confirmed: Remote ranks that have said that their lease held.
-        pairing: The plan of the source that it is read from; None before that is known.
-    """
-
-    handle: ReadHandle
-    touching: set[asyncio.Future[None]] = field(default_factory=set)
-    confirmed: set[int] = field(default_factory=set)
-    pairing: Pairing | None = None
 
 
 class Reader:
@@ -77,7 +62,7 @@ class Reader:
         except Exception as failure:
             # whatever it is, whoever waits must hear of it
             logger.exception("request %r", request.request_id)
-            error = TransferError(repr(failure))
+            error = as_failure(failure)
         counters = self._local.counters
         if error is None:
             counters.requests += 1
@@ -126,24 +111,41 @@ class Reader:
                 # the last one may take what time is left
                 patience = self._local.settings.answer_seconds if i + 1 < len(sources) else None
                 await self._from_source(job, engine_id, patience)
-            except (LeaseExpiredError, PeerLostError, PeerRefusedError) as error:
+            except (
+                LeaseExpiredError,
+                PeerFailedError,
+                PeerLostError,
+                PeerRefusedError,
+            ) as error:
                 # a handle that still runs would write into what the next source brings
                 if i + 1 == len(sources) or job.touching:
                     raise
                 logger.debug("request %r: %s; next replica", request.request_id, error)
                 self._local.counters.retries += 1
-                job.confirmed.clear()
-                job.pairing = None
+                job.forget_source()
                 continue
             job.handle.source = engine_id
             return
 
     async def _from_source(self, job: Job, engine_id: str, patience: float | None) -> None:
-        """Reads from all ranks of an engine; the first failure ends the others."""
+        """Reads from all ranks of an engine; the first failure ends it at the others, too."""
         ranks = self._links.ranks(engine_id)
         any_rank = self._local.rank % len(ranks)
         first = await self._links.connection(engine_id, any_rank, patience)
-        job.pairing = pairing = first.pairing
+        job.pairing = first.pairing
+        try:
+            await self._from_all_ranks(job, engine_id, first.pairing, patience)
+        except BaseException:
+            # producers needn't wait for their leases to run out, those that weren't asked yet too
+            for rank in first.pairing.ranks:
+                if rank not in job.confirmed:
+                    epoch, written = job.epochs.get(rank), job.written.get(rank)
+                    self._in_background(self._leave(job, engine_id, rank, epoch, written))
+            raise
+
+    async def _from_all_ranks(
+        self, job: Job, engine_id: str, pairing: Pairing, patience: float | None
+    ) -> None:
         _, area = self._links.target(pairing)
         async with AsyncExitStack() as stack:
             if area is not None:
@@ -183,20 +185,15 @@ class Reader:
         self, job: Job, connection: Connection, targets: Sequence[BlockIds]
     ) -> None:
         request, link = job.handle.request, connection.link
-        epoch: int | None = None
         try:
             grant = await self._claim(job, connection, targets)
-            epoch = link.leases[request.request_id] = grant.epoch
+            epoch = job.epochs[link.rank] = link.leases[request.request_id] = grant.epoch
             work = [
                 asyncio.create_task(self._run(job, connection, route, grant, targets))
                 for route in connection.routes
             ]
             await self._unless_lost(connection, work)
             await link.call(Done, Finish, request_id=request.request_id, epoch=epoch)
-        except BaseException:
-            # the producer needn't wait for its lease to run out
-            self._in_background(self._give_up(job, connection, epoch))
-            raise
         finally:
             link.leases.pop(request.request_id, None)
 
@@ -235,7 +232,12 @@ class Reader:
             tables = tables_of(grant.tables)
             request = TransferRequest(job.handle.request.num_tokens, targets, tables)
             spec = route.plan.read(request)
-        await local.move("READ", route.prepared, spec.wire, job.touching)
+        try:
+            await local.move("READ", route.prepared, spec.wire, job.touching)
+        except PeerLostError as error:
+            # NIXL's connection is broken for good, and with it all lists of this link
+            connection.link.fail(error)
+            raise
         if route.plan.convert is not None and spec.convert is not None and route.staging:
             _, area = self._links.target(connection.pairing)
             into = local.pools if area is None else area.storages
@@ -247,7 +249,11 @@ class Reader:
         copying = self._local.copy(function, *arguments)
         job.touching.add(copying)
         copying.add_done_callback(job.touching.discard)
-        await asyncio.shield(copying)
+        try:
+            await asyncio.shield(copying)
+        except Exception as error:
+            # not of the peer's making, whatever its type
+            raise as_failure(error) from error
 
     async def _unless_lost(self, connection: Connection, work: list[asyncio.Task[None]]) -> None:
         """Waits for tasks, unless one fails or the peer is lost first."""
@@ -281,13 +287,35 @@ class Reader:
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
-    async def _give_up(self, job: Job, connection: Connection, epoch: int | None) -> None:
-        """Tells a producer that its blocks aren't read any more, once that is true."""
-        while job.touching:
+    async def _leave(
+        self,
+        job: Job,
+        engine_id: str,
+        rank: int,
+        epoch: int | None,
+        written: asyncio.Future[None] | None,
+    ) -> None:
+        """Tells a producer that its blocks aren't read any more, once that is true.
+
+        One that may still write is asked until it, or its successor at that address, says that it
+        has stopped.
+        """
+        request, settings = job.handle.request, self._local.settings
+        while job.touching and not request.push:
             await asyncio.wait(job.touching)
-        request_id = job.handle.request.request_id
-        with suppress(TransferError):
-            await connection.link.call(Done, Stop, request_id=request_id, epoch=epoch)
+        while True:
+            with suppress(TransferError):
+                connection = await self._links.connection(engine_id, rank, settings.answer_seconds)
+                request_id = request.request_id
+                await connection.link.call(
+                    Done, Stop, seconds=None, request_id=request_id, epoch=epoch
+                )
+                break
+            if written is None or written.done():
+                return
+            await asyncio.sleep(settings.backoff_seconds)
+        if written is not None and not written.done():
+            written.set_result(None)
 
     async def _be_written_to(
         self, job: Job, connection: Connection, targets: Sequence[BlockIds]
@@ -295,35 +323,23 @@ class Reader:
         """Has the producer write; until it says that it has stopped, blocks are in its hands."""
         regions, _ = self._links.target(connection.pairing)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        job.written[connection.link.rank] = written
         job.touching.add(written)
         written.add_done_callback(job.touching.discard)
+        target = Target(list(regions.values()), self._local.agent.metadata)
         try:
-            target = Target(list(regions.values()), self._local.agent.metadata)
             await self._claim(job, connection, targets, target)
-        except (PeerRefusedError, LeaseExpiredError):
-            written.set_result(None)
-            raise
-        except BaseException:
-            info = connection.pairing.plan.remote
-            rank = connection.link.rank
-            self._in_background(self._stop(job, info.engine_id, rank, written))
+        except TransferError as error:
+            if error.is_answer:
+                written.set_result(None)
             raise
         written.set_result(None)
 
-    async def _stop(
-        self, job: Job, engine_id: str, rank: int, written: asyncio.Future[None]
-    ) -> None:
-        """Asks a producer to stop writing until it, or its successor at that address, says so."""
-        request_id = job.handle.request.request_id
-        while not written.done():
-            with suppress(PeerLostError):
-                connection = await self._links.connection(engine_id, rank)
-                await connection.link.call(
-                    Done, Stop, seconds=None, request_id=request_id, epoch=None
-                )
-                written.set_result(None)
-
-    def close(self) -> None:
-        """Ends what is left in the background."""
-        for task in list(self._stopping):
+    async def close(self, grace_seconds: float) -> None:
+        """Ends what is left in the background, once producers know, or after some time."""
+        left = list(self._stopping)
+        if left:
+            _, left = await asyncio.wait(left, timeout=grace_seconds)
+        for task in left:
             task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from secrets import token_bytes
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import zmq.asyncio
 
@@ -19,8 +19,13 @@ from blockstride.transfer.connector.description import (
     engine_of,
     tables_of,
 )
-from blockstride.transfer.connector.errors import LeaseExpiredError, ProtocolError, TransferError
-from blockstride.transfer.connector.leases import LeaseTable
+from blockstride.transfer.connector.errors import (
+    Kind,
+    PeerLostError,
+    ProtocolError,
+    as_failure,
+)
+from blockstride.transfer.connector.leases import Lease, LeaseTable
 from blockstride.transfer.connector.local_rank import BUSY_SECONDS, LocalRank
 from blockstride.transfer.connector.messages import (
     NOBODY,
@@ -44,13 +49,16 @@ from blockstride.transfer.connector.messages import (
 )
 from blockstride.transfer.connector.pairing import pair
 from blockstride.transfer.connector.parts import RANDOM_BYTES, Blocks
-from blockstride.transfer.connector.writing import Session, Writer
+from blockstride.transfer.connector.writing import Session, Work, Writer
 from blockstride.transfer.request import TransferRequest, check_blocks
 
 MAX_CHALLENGES = 256
 """Sessions that were asked for and not begun; the oldest go first."""
 
 MAX_SESSIONS = 4096
+
+FAULTS = ("failed", "lost")
+"""Kinds of errors that are no fault of a message."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,11 +147,14 @@ class Server:
             await self._refuse(identity, message, error)
 
     async def _refuse(self, identity: bytes, message: Request, error: Exception) -> None:
-        self._local.counters.refused_messages += 1
-        kind = "expired" if isinstance(error, LeaseExpiredError) else "refused"
-        kind = "session" if isinstance(error, _SessionOverError) else kind
-        reason = error.reason if isinstance(error, TransferError) else str(error)
-        logger.debug("refused a %s: %s", type(message).__name__.lower(), reason)
+        kind, reason = _told(error)
+        what = type(message).__name__.lower()
+        if kind in FAULTS:
+            self._local.counters.failed_claims += 1
+            logger.info("failed at a %s: %s", what, reason, exc_info=error)
+        else:
+            self._local.counters.refused_messages += 1
+            logger.debug("refused a %s: %s", what, reason)
         refusal = Refusal(message.session, message.sequence, reason[:2000], kind)
         await self._send(identity, refusal)
 
@@ -222,35 +233,54 @@ class Server:
         """Grants a claim once the blocks are packed, or written, as its reader wants it."""
         session.claims += 1
         try:
-            pairing = session.pairing
-            readers = pairing.readers[self._local.rank]
-            now = monotonic()
-            lease = self._leases.claim(message.request_id, session.reader, readers, now)
-            if lease.num_tokens != message.num_tokens:
-                raise ValueError(
-                    f"num_tokens: expected {lease.num_tokens}, got {message.num_tokens}"
-                )
-            wanted = tables_of(message.wanted)
-            check_blocks("wanted", pairing.plan.local, message.num_tokens, wanted)
-            request = TransferRequest(lease.num_tokens, wanted, lease.tables)
-            if message.push is None:
-                await self._writer.pack(session, request)
-            else:
-                await self._writer.write(session, message.push, lease, request)
+            lease, work = self._work_of(session, message)
+            await self._carry_out(session, message, lease, work)
             tables: list[Blocks] = blocks_of(lease.tables)
             reply = (message.session, message.sequence)
             await self._send(identity, Grant(*reply, lease.epoch, tables))
         except Exception as error:
             await self._refuse(identity, message, error)
+            if isinstance(error, PeerLostError) and message.session in self._sessions:
+                # NIXL's connection is broken for good: its reader has to make another session
+                self._end(message.session)
         finally:
             session.claims -= 1
             self._give_back(session)
+
+    def _work_of(self, session: Session, message: Claim) -> tuple[Lease, Work]:
+        """What a claim takes, once it is found to be right.
+
+        Raises:
+            TransferError: A lease that isn't held for this reader.
+            ValueError: A claim that doesn't fit the lease, or that nothing can be planned for.
+        """
+        pairing = session.pairing
+        readers = pairing.readers[self._local.rank]
+        lease = self._leases.claim(message.request_id, session.reader, readers, monotonic())
+        if lease.num_tokens != message.num_tokens:
+            raise ValueError(f"num_tokens: expected {lease.num_tokens}, got {message.num_tokens}")
+        wanted = tables_of(message.wanted)
+        check_blocks("wanted", pairing.plan.local, message.num_tokens, wanted)
+        request = TransferRequest(lease.num_tokens, wanted, lease.tables)
+        return lease, self._writer.work(session, message.push, lease, request)
+
+    async def _carry_out(self, session: Session, message: Claim, lease: Lease, work: Work) -> None:
+        """Packs or writes; a lease that this fails under is not held for its reader any more."""
+        try:
+            await self._writer.carry_out(session, lease, work)
+        except Exception as error:
+            self._abandon(session, message.request_id, lease.epoch)
+            raise as_failure(error) from error
+
+    def _abandon(self, session: Session, request_id: str, epoch: int | None) -> None:
+        readers = session.pairing.readers[self._local.rank]
+        self._leases.abandon(request_id, epoch, session.reader, readers)
 
     async def _stop(self, identity: bytes, session: Session, message: Stop) -> None:
         """Answers once nothing is written for a request any more."""
         while self._writer.stop(session.reader, message.request_id):
             await asyncio.sleep(BUSY_SECONDS)
-        self._leases.abandon(message.request_id, message.epoch, session.reader)
+        self._abandon(session, message.request_id, message.epoch)
         await self._send(identity, Done(message.session, message.sequence))
 
     def _end(self, key: bytes) -> None:
@@ -273,3 +303,14 @@ class Server:
             await asyncio.wait(self._tasks, timeout=self._local.settings.answer_seconds)
         for key in list(self._sessions):
             self._end(key)
+
+
+def _told(error: Exception) -> tuple[Kind | Literal["session"], str]:
+    """What a reader is told of an error: its kind and its message."""
+    if isinstance(error, _SessionOverError):
+        return "session", str(error)
+    if isinstance(error, ValueError | TypeError):
+        # what the message asked for can't be
+        return "refused", str(error)
+    failure = as_failure(error)
+    return failure.kind, failure.reason

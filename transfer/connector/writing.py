@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from blockstride.transfer.connector.description import check_regions
-from blockstride.transfer.connector.errors import TransferError
+from blockstride.transfer.connector.errors import AbortedError
 from blockstride.transfer.connector.leases import Lease, LeaseTable, Reader
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.messages import Target
@@ -15,7 +16,7 @@ from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.connector.parts import Region
 from blockstride.transfer.connector.posting import PreparedCopy
 from blockstride.transfer.connector.staging import StagingArea, copy_here
-from blockstride.transfer.peer_plan import PeerPlan
+from blockstride.transfer.peer_plan import PeerPlan, ReadSpec
 from blockstride.transfer.request import TransferRequest
 
 
@@ -53,6 +54,18 @@ class Session:
         self.routes = []
 
 
+class Work(NamedTuple):
+    """What a claim takes.
+
+    Attributes:
+        specs: Index arrays of each route; None where this rank moves nothing.
+        lists: Lists to write each with; None where the reader reads.
+    """
+
+    specs: list[ReadSpec | None]
+    lists: list[PreparedCopy] | None
+
+
 class Writer:
     """Packs, and writes where readers ask for it.
 
@@ -65,34 +78,47 @@ class Writer:
         self._local, self._leases = local, leases
         self._writing: dict[tuple[Reader, str], asyncio.Event] = {}
 
-    async def pack(self, session: Session, request: TransferRequest) -> None:
-        """Brings a request into the staging areas that its reader reads from."""
-        for peer, area in session.routes:
-            if area is not None and peer.pack is not None:
-                pack = peer.read(request).pack
-                assert pack is not None, "a plan that packs has indices to pack"
-                local = self._local
-                await local.copy(copy_here, peer.pack, pack, area.storages, local.pools)
+    def work(
+        self, session: Session, target: Target | None, lease: Lease, request: TransferRequest
+    ) -> Work:
+        """Plans what a claim takes.
 
-    async def write(
-        self, session: Session, target: Target, lease: Lease, request: TransferRequest
-    ) -> None:
-        """Writes a request to its reader, unless it is stopped; the lease lasts as long."""
-        key = (session.reader, lease.request_id)
-        if key in self._writing:
+        Args:
+            session: Whose claim.
+            target: Where to write; None where the reader reads.
+            lease: What it claims.
+            request: Its blocks.
+
+        Raises:
+            ValueError: Blocks that can't be planned for, or a request that is being written.
+            TransferError: Memory of the reader that NIXL can't reach.
+        """
+        if target is not None and (session.reader, lease.request_id) in self._writing:
             raise ValueError("request_id: expected one that is not being written, got one that is")
-        lists = self._lists(session, target)
+        moves = [target is not None or peer.pack is not None for peer, _ in session.routes]
+        specs = [
+            peer.read(request) if is_moved else None
+            for (peer, _), is_moved in zip(session.routes, moves, strict=True)
+        ]
+        return Work(specs, None if target is None else self._lists(session, target))
+
+    async def carry_out(self, session: Session, lease: Lease, work: Work) -> None:
+        """Packs a request, and writes it unless it is stopped; the lease lasts as long."""
+        if work.lists is None:
+            await self._pack(session, work)
+            return
+        key = (session.reader, lease.request_id)
         stop = self._writing[key] = asyncio.Event()
         touching: set[asyncio.Future[None]] = set()
         lease.writing += 1
         try:
-            await self.pack(session, request)
-            for (peer, _), prepared in zip(session.routes, lists, strict=True):
-                spec = peer.read(request)
+            await self._pack(session, work)
+            for spec, prepared in zip(work.specs, work.lists, strict=True):
+                assert spec is not None, "all that is written is planned"
                 wanted = lambda: not stop.is_set()  # noqa: E731
                 await self._local.move("WRITE", prepared, spec.wire, touching, wanted)
             if stop.is_set():
-                raise TransferError("stopped by its reader")
+                raise AbortedError("stopped by its reader")
             # while it still counts as being written, as that may have taken longer than a lease
             self._leases.finish(lease.request_id, lease.epoch, session.reader, monotonic())
         finally:
@@ -100,6 +126,15 @@ class Writer:
                 await asyncio.wait(touching)
             lease.writing -= 1
             del self._writing[key]
+
+    async def _pack(self, session: Session, work: Work) -> None:
+        """Brings a request into the staging areas that are read or written from."""
+        local = self._local
+        for (peer, area), spec in zip(session.routes, work.specs, strict=True):
+            if area is not None and peer.pack is not None:
+                assert spec is not None, "all that is packed is planned"
+                assert spec.pack is not None, "a plan that packs has indices to pack"
+                await local.copy(copy_here, peer.pack, spec.pack, area.storages, local.pools)
 
     def _lists(self, session: Session, target: Target) -> list[PreparedCopy]:
         """The lists to write with, made at a reader's first request of the kind."""

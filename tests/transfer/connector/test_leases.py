@@ -85,8 +85,8 @@ def test_a_lease_of_the_same_request_given_again_is_another_one():
 def test_a_reader_that_gives_up_is_not_waited_for():
     leases = table()
     leases.claim("r", A, 2, 0.0)
-    leases.abandon("r", None, B)
-    leases.abandon("r", 7, A)
+    leases.abandon("r", None, B, 2)
+    leases.abandon("r", 7, A, 2)
     assert leases.ended() == []
     leases.finish("r", 1, A, 1.0)
     assert leases.ended() == [LeaseEnd("r", "abandoned")]
@@ -95,7 +95,7 @@ def test_a_reader_that_gives_up_is_not_waited_for():
 def test_nobody_gives_up_what_another_engine_reads():
     leases = table()
     leases.claim("r", A, 1, 0.0)
-    leases.abandon("r", None, ("other", 0))
+    leases.abandon("r", None, ("other", 0), 1)
     assert len(leases) == 1
 
 
