@@ -7,7 +7,6 @@ have said so.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,7 +77,6 @@ class HandOvers:
     def __init__(self, engine: Engine, ranks: Ranks, on_held: Callable[[str], None]) -> None:
         self._engine, self._ranks, self._on_held = engine, ranks, on_held
         self._holding: dict[str, _Holding] = {}
-        self._waiting: deque[tuple[str, Request, str]] = deque()
         self._loading: dict[str, _Loading] = {}
         self._last_owner = 0
         self.failed_loads = 0
@@ -93,7 +91,16 @@ class HandOvers:
 
     def load(self, name: str, request: Request, source: str) -> None:
         """Takes over a request whose last token alone is not in the cache of `source`."""
-        self._waiting.append((name, request, source))
+        self._engine.scheduler.add(request, lambda _: self._begin(name, request, source))
+
+    def _begin(self, name: str, request: Request, source: str) -> None:
+        """It has blocks now."""
+        count = len(self._ranks)
+        self._loading[name] = _Loading(
+            name, request, source, count, count, owner=request.request_id
+        )
+        blocks = self._engine.blocks.held(request.request_id)
+        self._ranks.tell(Load(name, request.num_tokens - 1, blocks, source))
 
     def drop(self, name: str) -> bool:
         """Forgets a sequence as soon as nothing uses its blocks.
@@ -104,30 +111,12 @@ class HandOvers:
         if name in self._holding:
             self._ranks.tell(Withdraw(name))
             return True
-        for waiting in list(self._waiting):
-            if waiting[0] == name:
-                self._waiting.remove(waiting)
-                return True
         loading = self._loading.get(name)
         if loading is None or loading.unread == 0 or loading.error:
             return False
         self._set_apart(loading, "not wanted any more")
+        self._engine.scheduler.detach(loading.request)
         return True
-
-    def start(self) -> None:
-        """Begins the loads that there are blocks for, first come first served."""
-        while self._waiting:
-            name, request, source = self._waiting[0]
-            num_tokens = request.num_tokens - 1
-            if not self._engine.blocks.reserve(request.request_id, num_tokens, num_tokens):
-                return
-            self._waiting.popleft()
-            count = len(self._ranks)
-            self._loading[name] = _Loading(
-                name, request, source, count, count, owner=request.request_id
-            )
-            blocks = self._engine.blocks.held(request.request_id)
-            self._ranks.tell(Load(name, num_tokens, blocks, source))
 
     def on(self, event: Event) -> None:
         """Takes in what a rank says."""
@@ -150,9 +139,8 @@ class HandOvers:
                     self._set_apart(loading, event.error)
                     self.failed_loads += 1
                     logger.warning("%s: computed again: %s", loading.source, event.error)
-                    self._engine.scheduler.add(loading.request)
+                    self._engine.scheduler.compute(loading.request)
                 if loading.unread == 0 and not loading.error:
-                    loading.request.num_cached = loading.request.num_tokens - 1
                     self._engine.scheduler.attach(loading.request)
             case Settled():
                 self._settle(event.name)

@@ -73,11 +73,8 @@ class Leader:
                 self._empty_steps = 0
                 self._on(letter.sender, letter.message)
                 letter = self._inbox.take(0)
-            self._hand_overs.start()
             if self.engine.has_work:
                 self._step()
-                # requests that have ended leave blocks, and perhaps nothing else to do
-                self._hand_overs.start()
         self._ranks.close()
 
     def _patience(self) -> float | None:
@@ -88,8 +85,8 @@ class Leader:
 
     @property
     def _can_step(self) -> bool:
-        # one step may be empty since a request was preempted; after two, blocks are elsewhere, and
-        # a letter comes when they are back
+        # a request that has ended leaves room for one that waits; if a second step is empty, blocks
+        # are elsewhere, and a letter comes when they are back
         return self.engine.has_work and self._empty_steps < MAX_EMPTY_STEPS
 
     def _on(self, sender: Any, message: Any) -> None:
@@ -122,6 +119,7 @@ class Leader:
         self._requests[number], self._numbers[request.request_id] = request, number
         if message.hands_over:
             self._handing_over.add(number)
+            request.hands_over = True
         if message.source:
             self._hand_overs.load(str(number), request, message.source)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from blockstride.layouts import NULL_BLOCK, GroupPlacement, PoolLayout
 
@@ -40,6 +40,40 @@ class BlockManager:
         """Free blocks of each pool."""
         return tuple(len(free) for free in self._free)
 
+    @property
+    def has_row(self) -> bool:
+        """Whether one more request can hold blocks."""
+        return bool(self._rows)
+
+    def num_held(self, request_ids: Sequence[int]) -> Int64[np.ndarray, " num_pools"]:
+        """Blocks of each pool that some requests hold together."""
+        rows = [self._row_of[i] for i in request_ids]
+        held = np.zeros(len(self.pools), np.int64)
+        for (pool, _), bounds in zip(self._groups, self._held, strict=True):
+            first, stop = bounds[rows].sum(0)
+            held[pool] += stop - first
+        return held
+
+    def most_held(
+        self, num_tokens: Int64[np.ndarray, " num_seqs"], chunk: Int64[np.ndarray, " num_seqs"]
+    ) -> Int64[np.ndarray, "num_seqs num_pools"]:
+        """Most blocks of each pool that requests hold at once on their way to some length.
+
+        Args:
+            num_tokens: The length of each.
+            chunk: Most tokens of each that are computed at once.
+        """
+        most = np.zeros((len(num_tokens), len(self.pools)), np.int64)
+        for pool, placement in self._groups:
+            spec, size = placement.group.spec, placement.block_size
+            blocks = -(-num_tokens // size) if spec.has_tokens else np.ones_like(num_tokens)
+            if spec.has_tokens and spec.window is not None:
+                # the first token of a chunk reads the whole of its own window
+                span = spec.window - 1 + chunk
+                blocks = np.minimum(blocks, 1 - (1 - span) // size)
+            most[:, pool] += blocks
+        return most
+
     def row(self, request_id: int) -> int:
         """Row of a request in every table."""
         return self._row_of[request_id]
@@ -65,26 +99,25 @@ class BlockManager:
             held = (0, 0) if row is None else tuple(self._held[group][row].tolist())
             live = spec.live_blocks(num_tokens, size)
             # the first new token still reads the whole of its own window
-            first = spec.live_blocks(max(num_cached, 1), size).start
-            plans.append((held, max(first, held[0]), live.stop))
-            wanted[pool] += max(0, live.stop - max(held[1], first))
+            first = max(spec.live_blocks(max(num_cached, 1), size).start, held[0])
+            plans.append((held, first, live.stop))
+            freed = max(0, min(first, held[1]) - held[0])
+            wanted[pool] += max(0, live.stop - max(held[1], first)) - freed
         if any(count > len(free) for count, free in zip(wanted, self._free, strict=True)):
             return False
         if row is None:
             row = self._row_of[request_id] = self._rows.pop()
         for group, (pool, _) in enumerate(self._groups):
-            self._move(group, pool, row, *plans[group])
+            (old_first, old_stop), first, _ = plans[group]
+            gone = self._tables[group][row, old_first : min(first, old_stop)]
+            self._free[pool] += gone.tolist()
+            gone[:] = NULL_BLOCK
+        for group, (pool, _) in enumerate(self._groups):
+            (_, old_stop), first, stop = plans[group]
+            for i in range(max(old_stop, first), stop):
+                self._tables[group][row, i] = self._free[pool].pop()
+            self._held[group][row] = first, max(stop, old_stop)
         return True
-
-    def _move(self, group: int, pool: int, row: int, held: tuple, first: int, stop: int) -> None:
-        table, free = self._tables[group][row], self._free[pool]
-        old_first, old_stop = held
-        for i in range(old_first, min(first, old_stop)):
-            free.append(int(table[i]))
-            table[i] = NULL_BLOCK
-        for i in range(max(old_stop, first), stop):
-            table[i] = free.pop()
-        self._held[group][row] = first, max(stop, old_stop)
 
     def held(self, request_id: int) -> list[tuple[int, Int32[np.ndarray, " _"]]]:
         """For each group, the first position of a request's table that has a block, and blocks."""

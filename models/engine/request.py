@@ -23,9 +23,11 @@ class Request:
         params: How to continue it.
         max_len: Most tokens, prompt included, that it may reach.
         output_ids: Tokens generated so far.
+        hands_over: Whether it goes on elsewhere once it has its next token.
         num_cached: Tokens whose keys, values and states are in the cache; falls to 0 when the
             request is preempted, and is made up for by computing them again.
         seed: That of `params`, or one of its own.
+        num_preemptions: How often it has lost its blocks.
         finish_reason: Why it ended; None while it runs.
     """
 
@@ -34,7 +36,9 @@ class Request:
     params: SamplingParams
     max_len: int
     output_ids: list[int] = field(default_factory=list)
+    hands_over: bool = False
     num_cached: int = 0
+    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:

@@ -6,8 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blockstride.models.engine.admission import Admission
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.request import Request
+
+Fetch = Callable[[Request], object]
 
 
 @dataclass(frozen=True)
@@ -21,16 +24,23 @@ class Scheduled:
 class Scheduler:
     """Continuous batching, first come first served.
 
-    Every step first serves the running requests, oldest first, then admits waiting ones, until the
-    step's tokens are used up. Prompts longer than a step or a chunk are computed piece by piece.
-    When blocks run out the youngest running request is preempted: it loses its blocks and waits to
-    be computed again, prompt and output alike.
+    Requests wait in one queue, those whose caches come from elsewhere among them, and are admitted
+    from its head by one rule (`Admission`): nobody who came later overtakes, and who runs is not in
+    want of blocks because of one that waits. Every step serves the admitted requests, oldest first,
+    until its tokens are used up; prompts longer than a step or a chunk are computed piece by piece.
+    If blocks run out for all that, the youngest is preempted for an older one: it loses its blocks
+    and waits to be computed again, prompt and output alike.
 
     Args:
         blocks: Owner of the blocks.
         max_num_batched_tokens: Most tokens of a step.
         prefill_chunk: Most tokens of one request in a step.
         on_freed: Called with the freed blocks of each pool.
+
+    Attributes:
+        waiting: Requests that are not admitted, first come first.
+        running: Those that can be computed, oldest first.
+        arriving: Those that have blocks which are being filled from elsewhere.
     """
 
     def __init__(
@@ -42,74 +52,129 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.prefill_chunk = prefill_chunk
+        self.prefill_chunk = min(prefill_chunk, max_num_batched_tokens)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.arriving: list[Request] = []
         self.num_preemptions = 0
+        self._admission = Admission(blocks, self.prefill_chunk)
+        self._fetches: dict[int, Fetch] = {}
         self._on_freed = on_freed
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Whether any request is to be computed, now or later."""
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Puts a request at the end of the queue."""
+    def add(self, request: Request, fetch: Fetch | None = None) -> None:
+        """Puts a request at the end of the queue.
+
+        Args:
+            request: It.
+            fetch: Called when it has blocks for all its tokens but the last, to have them filled
+                from elsewhere; `attach` ends that. None: it is computed here.
+        """
+        if fetch is not None:
+            self._fetches[request.request_id] = fetch
         self.waiting.append(request)
 
+    def compute(self, request: Request) -> None:
+        """Has a request computed here after all, in its turn, that was to be fetched.
+
+        Blocks that were to be filled are not its own any more.
+        """
+        self._fetches.pop(request.request_id, None)
+        if request in self.arriving:
+            self.detach(request)
+            self.waiting.appendleft(request)
+
     def remove(self, request: Request) -> None:
-        """Takes a finished or aborted request out, and its blocks back."""
-        if request in self.running:
-            self.running.remove(request)
-        else:
+        """Takes a finished or aborted request out, wherever it is, and its blocks back."""
+        self._fetches.pop(request.request_id, None)
+        if request in self.waiting:
             self.waiting.remove(request)
+        else:
+            self.detach(request)
         self._on_freed(self.blocks.release(request.request_id))
 
     def detach(self, request: Request) -> None:
-        """Takes a running request out, without its blocks."""
-        self.running.remove(request)
+        """Takes an admitted request out, without its blocks."""
+        (self.running if request in self.running else self.arriving).remove(request)
+        self._admission.on_left(request)
 
     def attach(self, request: Request) -> None:
-        """Lets a request run whose cached tokens are in blocks of its own."""
+        """Lets a request run whose blocks have been filled."""
+        self.arriving.remove(request)
+        request.num_cached = request.num_tokens - 1
         self.running.append(request)
 
+    def admit(self) -> None:
+        """Admits requests from the head of the queue, as long as they may run."""
+        while self.waiting and self._admit_first():
+            pass
+
+    def _admit_first(self) -> bool:
+        request = self.waiting[0]
+        fetch = self._fetches.get(request.request_id)
+        admitted = [*self.running, *self.arriving]
+        if not (self.blocks.has_row and self._admission.admits(request, admitted)):
+            return False
+        num_tokens = 0 if fetch is None else request.num_tokens - 1
+        if not self.blocks.reserve(request.request_id, num_tokens, num_tokens):
+            return False
+        self.waiting.popleft()
+        if fetch is None:
+            self.running.append(request)
+        else:
+            del self._fetches[request.request_id]
+            self.arriving.append(request)
+            fetch(request)
+        return True
+
     def schedule(self) -> list[Scheduled]:
-        """The next step; empty when nothing waits, or when its only request was just preempted."""
+        """The next step; empty when there is nothing to compute.
+
+        It is also empty while blocks that others hold for some time, for readers or since something
+        may still write to them, are in the way of the only request.
+        """
+        self.admit()
         step: list[Scheduled] = []
         budget = self.max_num_batched_tokens
-        preempted = self.num_preemptions
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            count = self._count(request, budget)
-            if self._reserve(request, count):
+            count = self._reserve(request, budget)
+            if count > 0:
                 step.append(Scheduled(request, count))
                 budget -= count
-                index += 1
-            elif self._preempt_youngest() is request:
-                break
-        # who just lost its blocks would take them right back
-        while self.waiting and budget > 0 and self.num_preemptions == preempted:
-            request = self.waiting[0]
-            count = self._count(request, budget)
-            if not self._reserve(request, count):
-                break
-            self.running.append(self.waiting.popleft())
-            step.append(Scheduled(request, count))
-            budget -= count
+            elif self.running[-1] is not request:
+                self._preempt_youngest()
+                continue
+            # the youngest waits with what it has: it loses that only to an older one
+            index += 1
+        self._admission.on_computed(self.max_num_batched_tokens - budget)
         return step
 
-    def _count(self, request: Request, budget: int) -> int:
-        return min(request.num_uncached, self.prefill_chunk, budget)
+    def _reserve(self, request: Request, budget: int) -> int:
+        """Gives a request blocks for its next tokens; returns how many, 0 if there are none."""
+        count = min(request.num_uncached, self.prefill_chunk, budget)
+        is_alone = len(self.running) == 1
+        while not self._fits(request, count):
+            # a window and a long chunk may be more than a pool holds
+            count = count // 2 if is_alone else 0
+            if count == 0:
+                break
+        return count
 
-    def _reserve(self, request: Request, count: int) -> bool:
+    def _fits(self, request: Request, count: int) -> bool:
         cached = request.num_cached
         return self.blocks.reserve(request.request_id, cached, cached + count)
 
-    def _preempt_youngest(self) -> Request:
+    def _preempt_youngest(self) -> None:
         request = self.running.pop()
+        self._admission.on_preempted(request)
         self._on_freed(self.blocks.release(request.request_id))
         request.num_cached = 0
+        request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)
-        return request

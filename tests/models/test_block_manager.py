@@ -86,6 +86,14 @@ def test_a_chunk_keeps_the_window_of_its_first_token():
     assert (table[:10] > 0).tolist() == [False] + [True] * 9
 
 
+def test_what_leaves_the_window_makes_room_for_what_enters_it():
+    # the window of any token lies in 4 blocks, which is all there are
+    blocks = manager(layers={"a": WINDOW}, num_blocks=5)
+    assert blocks.reserve(0, 0, 16)
+    assert all(blocks.reserve(0, n, n + 1) for n in range(16, 63))
+    blocks.check()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     policy=st.sampled_from(["split", "unified"]),

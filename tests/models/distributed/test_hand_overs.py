@@ -17,7 +17,7 @@ from blockstride.models.distributed.rank_messages import (
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.loading import load_model
 
-PARAMS = SamplingParams(max_tokens=50, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
 PROMPT = [5] * 20
 
 
@@ -55,7 +55,7 @@ class Books:
         """A request that is being read."""
         request = self.engine.new_request(PROMPT, PARAMS, [7])
         self.hand_overs.load(name, request, "elsewhere")
-        self.hand_overs.start()
+        self.engine.scheduler.admit()
         return request
 
     @property
@@ -135,10 +135,10 @@ def test_loads_wait_for_blocks_in_the_order_in_which_they_came(books):
     for _ in range(2):
         books.hand_overs.on(Arrived("a", ""))
         books.hand_overs.on(Settled("a"))
-    books.hand_overs.start()
+    books.engine.scheduler.admit()
     assert [command.name for command in books.ranks.told] == ["a", "b", "c"]
     books.engine.abort(first)
-    books.hand_overs.start()
+    books.engine.scheduler.admit()
     assert [command.name for command in books.ranks.told] == ["a", "b", "c", "d"]
 
 
@@ -167,12 +167,12 @@ def test_what_is_computed_again_is_the_engines_own_whatever_still_reads(books):
     assert books.is_whole
 
 
-def test_a_load_that_has_not_begun_is_just_forgotten(books):
-    for name in "abcd":
-        books.loading(name)
-    assert books.hand_overs.drop("d")
-    assert len(books.ranks.told) == 3
+def test_a_load_that_has_not_begun_is_the_engines_own(books):
+    *_, last = [books.loading(name) for name in "abcd"]
     assert not books.hand_overs.drop("d")
+    books.engine.abort(last)
+    assert len(books.ranks.told) == 3
+    assert not books.engine.has_work
 
 
 def test_a_request_that_goes_on_is_the_engines_own(books):
