@@ -55,6 +55,11 @@ def _listed(keys: Keys) -> list[Any]:
     return types
 
 
+def _listed_or_every(layer_type: str) -> Callable[[Keys], list[Any]]:
+    """The list where there is one, else all layers alike."""
+    return _listed_or(_every(layer_type))
+
+
 def _listed_or(other: Callable[[Keys], list[Any]]) -> Callable[[Keys], list[Any]]:
     """The list where there is one, else what older files say instead."""
     return lambda keys: other(keys) if keys.value("layer_types") is None else _listed(keys)
@@ -81,6 +86,7 @@ def _indexed(role: str, other: str) -> Callable[[Keys], list[Any]]:
 
     def types(keys: Keys) -> list[Any]:
         count, indices = keys.count("num_hidden_layers"), keys.value(role)
+        indices = [] if indices is None else indices
         known = isinstance(indices, list) and all(i in range(count) for i in indices)
         keys.expect(known, role, f"a list of layers from 0 to {count - 1}")
         return ["attention" if i in indices else other for i in range(count)]
@@ -118,17 +124,17 @@ _HYBRID = {
     "d_state": ("mamba_d_state",),
     "d_conv": ("mamba_d_conv",),
     "expand": ("mamba_expand",),
-    "d_inner": ("mamba_d_ssm",),
+    "d_inner": (),
 }
 _MAMBA2 = {
     **_HYBRID,
     "ssm_heads": ("mamba_n_heads",),
     "ssm_head_dim": ("mamba_d_head",),
     "groups": ("mamba_n_groups",),
-    "layer_types": ("layer_types", "layers_block_type"),
+    "layer_types": ("layers_block_type", "layer_types"),
 }
-_PURE = {"d_state": ("state_size",), "d_conv": ("conv_kernel",)}
-_MAMBA = Family(_every("mamba"), "mamba1", {**_PURE, "d_inner": ("intermediate_size",)})
+_PURE = {"d_state": ("state_size",), "d_conv": ("conv_kernel",), "d_inner": ()}
+_MAMBA = Family(_every("mamba"), "mamba1", _PURE)
 _QWEN = Family(_listed_or(_windowed_from))
 _MISTRAL = Family(_listed_or(_windowed))
 _LFM2 = Family(_listed_or(_indexed("full_attn_idxs", "conv")))
@@ -139,9 +145,9 @@ FAMILIES: Mapping[str, Family] = {
     "bamba": Family(_indexed("attn_layer_indices", "mamba"), "mamba2", _MAMBA2),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
-    "falcon_h1": Family(_every("hybrid"), "mamba2", _MAMBA2),
+    "falcon_h1": Family(_every("hybrid"), "mamba2", {**_MAMBA2, "d_inner": ("mamba_d_ssm",)}),
     "falcon_mamba": _MAMBA,
-    "granitemoehybrid": Family(_listed, "mamba2", _MAMBA2),
+    "granitemoehybrid": Family(_listed_or_every("mamba"), "mamba2", _MAMBA2),
     "jamba": Family(_periodic, "mamba1", _HYBRID),
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
@@ -163,12 +169,15 @@ FAMILIES: Mapping[str, Family] = {
         _listed_or(_lettered),
         "mamba2",
         {
-            "head_dim": ("attention_head_dim", "head_dim"),
+            "head_dim": ("head_dim", "attention_head_dim"),
             "ssm_heads": ("mamba_num_heads",),
             "ssm_head_dim": ("mamba_head_dim",),
-            "groups": ("n_groups", "mamba_n_groups"),
+            "groups": ("mamba_n_groups", "n_groups"),
             "d_state": ("ssm_state_size",),
-            "d_conv": ("conv_kernel", "mamba_d_conv"),
+            "d_conv": ("mamba_d_conv", "conv_kernel"),
+            "d_inner": (),
+            # the list of its layers tells their number
+            "num_hidden_layers": (),
             # its own "expand" does not tell the width of its mixers
             "expand": (),
             "layer_types": ("layers_block_type", "layer_types"),
@@ -186,7 +195,7 @@ FAMILIES: Mapping[str, Family] = {
         "mamba2",
         {
             **_MAMBA2,
-            "head_dim": ("attention_head_dim",),
+            "head_dim": ("head_dim", "attention_head_dim"),
             "attention_width": ("attention_hidden_size",),
             "ssm_heads": ("n_mamba_heads",),
             "ssm_head_dim": ("mamba_headdim",),

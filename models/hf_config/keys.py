@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockstride.kernels.checks import expect
@@ -20,10 +20,12 @@ class Keys:
         config: The file.
         names: Role -> the keys that may hold it; the first that is there and not null counts. A
             role that is not listed is its own key; one listed without keys is never there.
+        defaults: What keys mean that the file leaves out.
     """
 
     config: Mapping[str, Any]
     names: Mapping[str, Sequence[str]]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def _keys(self, role: str) -> Sequence[str]:
         return self.names.get(role, NAMES.get(role, (role,)))
@@ -36,7 +38,11 @@ class Keys:
 
     def value(self, role: str) -> Any:
         """The value of a role; None where it is missing, null, or left open by `"auto"`."""
-        value = self.config.get(self.key(role)) if self._keys(role) else None
+        keys = self._keys(role)
+        if any(key in self.config for key in keys):
+            value = self.config.get(self.key(role))
+        else:
+            value = next((self.defaults[key] for key in keys if key in self.defaults), None)
         return None if value == "auto" else value
 
     def count(self, role: str, default: int | None = None) -> int:

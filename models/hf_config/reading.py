@@ -11,6 +11,7 @@ import torch
 from blockstride.kernels.checks import FLOATS, expect
 from blockstride.layouts import CacheSpec
 from blockstride.models.checkpoint_files import read_json
+from blockstride.models.hf_config.defaults import DEFAULTS
 from blockstride.models.hf_config.families import FAMILIES
 from blockstride.models.hf_config.keys import Keys
 from blockstride.models.hf_config.mixers import MIXERS, CacheTypes
@@ -70,7 +71,7 @@ def cache_specs(
     model_type = repr(config.get("model_type"))
     expect(_is_known(config), "model_type", f"one of {', '.join(FAMILIES)}", model_type)
     family = FAMILIES[config["model_type"]]
-    keys = Keys(config, family.names)
+    keys = Keys(config, family.names, DEFAULTS[config["model_type"]])
     types = CacheTypes(
         kv=_dtype(config, "kv_cache_dtype", kv_cache_dtype),
         conv=_dtype(config, "conv_dtype", conv_dtype),

@@ -6,6 +6,7 @@ import transformers
 
 from blockstride.layouts import CacheSpec
 from blockstride.models.hf_config import FAMILIES, cache_specs, read_config
+from blockstride.models.hf_config.defaults import DEFAULTS
 from tests.models.hf_families import CONFIGS
 
 TOKENS = 12
@@ -58,6 +59,53 @@ def test_caches_are_those_that_transformers_fills(model_type, tmp_path):
     specs = cache_specs(read_config(tmp_path))
     layers = filled_cache(config)
     assert [ours(specs, i) for i in range(len(layers))] == [theirs(layer) for layer in layers]
+
+
+def specs_of(config: dict):
+    """Our caches of a config; None where it is refused."""
+    try:
+        return cache_specs(config)
+    except ValueError:
+        return None
+
+
+def changed(full: dict) -> list[dict]:
+    """A config with each key in turn left out, null, or another number, whoever reads it."""
+    files = []
+    for key in KEYS:
+        said = full.get(key)
+        if key in full:
+            files += [{k: v for k, v in full.items() if k != key}, {**full, key: None}]
+        if not isinstance(said, list):
+            files.append({**full, key: 16 if said is None or said is True else int(said * 2)})
+    return files
+
+
+KEYS = sorted(
+    {
+        key
+        for family in FAMILIES.values()
+        for role, keys in family.names.items()
+        for key in (role, *keys)
+    }
+    | {key for defaults in DEFAULTS.values() for key in defaults}
+    | {"layer_types", "full_attn_idxs"} - {"hybrid_override_pattern"}
+)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_key_that_is_absent_null_or_foreign_means_what_it_means_to_transformers(model_type):
+    name, arguments = CONFIGS[model_type]
+    kind = getattr(transformers, name)
+    for file in changed(kind(**arguments).to_dict()):
+        try:
+            # with all defaults written out
+            expected = specs_of(kind.from_dict(dict(file)).to_dict())
+        except Exception:
+            # what transformers can't read means nothing
+            continue
+        if expected is not None:
+            assert specs_of(file) == expected
 
 
 def test_every_family_is_checked():

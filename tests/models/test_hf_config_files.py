@@ -94,6 +94,9 @@ LLAMA = {
 }
 
 
+QWEN2 = {**LLAMA, "model_type": "qwen2", "sliding_window": None}
+
+
 def test_jamba_has_four_layers_of_attention_and_28_of_mamba():
     specs = cache_specs(JAMBA)
     attention = [name for name, spec in specs.items() if spec.has_tokens]
@@ -214,14 +217,16 @@ def test_convolutions_are_laid_out_in_the_order_that_was_asked_for():
             {**BAMBA, "attn_layer_indices": [9]},
             "attn_layer_indices: expected a list of layers from",
         ),
-        ({**BAMBA, "attn_layer_indices": None}, "attn_layer_indices: expected .*, got nothing"),
         ({**BAMBA, "mamba_d_head": 32}, "mamba_n_heads: expected heads of 32 that make up 8192"),
         ({**BAMBA, "mamba_n_groups": 3}, "mamba_n_groups: expected a divisor of 128, got 3"),
         (
             {**NEMOTRON_H, "hybrid_override_pattern": "MX"},
             "hybrid_override_pattern: expected a",
         ),
-        ({**NEMOTRON_H, "num_hidden_layers": 9}, "num_hidden_layers: expected 8, as typed, got 9"),
+        (
+            {**QWEN3_NEXT, "num_hidden_layers": 9, "layer_types": ["linear_attention"] * 8},
+            "num_hidden_layers: expected 8, as typed, got 9",
+        ),
         (
             {**NEMOTRON_H, "layers_block_type": "M"},
             "layers_block_type: expected a list",
@@ -245,11 +250,11 @@ def test_convolutions_are_laid_out_in_the_order_that_was_asked_for():
             "full_attention_interval: expected a",
         ),
         (
-            {**LLAMA, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            {**QWEN2, "layer_types": ["sliding_attention"] * 2},
             "sliding_window: expected a positive integer in config.json, got nothing",
         ),
         (
-            {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8},
+            {**QWEN2, "use_sliding_window": True, "max_window_layers": None, "sliding_window": 8},
             "max_window_layers: expected a layer, got nothing",
         ),
     ],
