@@ -126,8 +126,7 @@ def choose_num_blocks(
     ones = pools(1)
     if policy == "unified":
         counts = (memory_bytes // ones[0].block_bytes,)
-        least = (sequence_blocks(ones[0], 1) + 1) * ones[0].block_bytes
-        expect(memory_bytes >= least, "memory_bytes", f"at least {least}", memory_bytes)
+        _expect_enough(memory_bytes, (sequence_blocks(ones[0], 1) + 1) * ones[0].block_bytes)
         return counts
 
     def needed(num_tokens: int) -> list[int]:
@@ -136,14 +135,18 @@ def choose_num_blocks(
     def nbytes(counts: Sequence[int]) -> int:
         return sum(n * pool.block_bytes for n, pool in zip(counts, ones, strict=True))
 
-    least = nbytes(needed(1))
-    expect(memory_bytes >= least, "memory_bytes", f"at least {least}", memory_bytes)
+    _expect_enough(memory_bytes, nbytes(needed(1)))
     counts = needed(_largest(lambda num_tokens: nbytes(needed(num_tokens)) <= memory_bytes))
     for i, pool in enumerate(ones):
         spec = pool.groups[0].group.spec
         if spec.has_tokens and spec.window is None:
             counts[i] += (memory_bytes - nbytes(counts)) // pool.block_bytes
     return tuple(counts)
+
+
+def _expect_enough(memory_bytes: int, least: int) -> None:
+    wanted = f"at least {least:,} bytes ({-(-least // (1 << 20)):,} MiB)"
+    expect(memory_bytes >= least, "memory_bytes", wanted, f"{memory_bytes:,}")
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

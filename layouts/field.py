@@ -8,16 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from blockstride.kernels.checks import expect
-
-CACHE_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int8,
-)
-"""What a cache may hold. The last two are quantised: kernels take per-tensor scales beside them."""
+from blockstride.kernels.checks import CACHE_DTYPES, expect
 
 
 class Interval(NamedTuple):
@@ -119,7 +110,7 @@ class Field:
         name: Unique within a page, for example `k`, `conv.x`, `ssm`.
         axes: From outer to inner. Content axes keep this order in memory; `H` and `N` axes go where
             the stride order puts them.
-        dtype: One of `CACHE_DTYPES`.
+        dtype: One of `kernels.checks.CACHE_DTYPES`.
         shard: The axis that tensor parallelism cuts, or None when every rank holds the whole field.
 
     Raises:

@@ -1,13 +1,21 @@
-"""Who owns a cache: Jamba and its kin, the engine that runs them, and the command line."""
+"""Who owns a cache: Jamba and its kin, the engine that runs them, and the command line.
 
-from blockstride.models.bamba import BambaConfig, BambaModel
-from blockstride.models.engine import Engine, EngineConfig, SamplingParams
-from blockstride.models.granite import GraniteHybridConfig, GraniteHybridModel
-from blockstride.models.hybrid_model import HybridModel
-from blockstride.models.jamba import JambaConfig, JambaModel
-from blockstride.models.llm import LLM, DistributedLLM
-from blockstride.models.modules import CacheDtypes
-from blockstride.models.text_generator import Completion
+Names are looked up when they are asked for: the command line is in this package, and has to be
+there before torch is, which takes seconds to import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockstride.models.bamba import BambaConfig, BambaModel
+    from blockstride.models.engine import Engine, EngineConfig, SamplingParams
+    from blockstride.models.granite import GraniteHybridConfig, GraniteHybridModel
+    from blockstride.models.hybrid_model import HybridModel
+    from blockstride.models.jamba import JambaConfig, JambaModel
+    from blockstride.models.llm import LLM, DistributedLLM
+    from blockstride.models.modules import CacheDtypes
+    from blockstride.models.text_generator import Completion
 
 __all__ = [
     "LLM",
@@ -25,3 +33,21 @@ __all__ = [
     "JambaModel",
     "SamplingParams",
 ]
+
+_HOMES = {
+    "bamba": ("BambaConfig", "BambaModel"),
+    "engine": ("Engine", "EngineConfig", "SamplingParams"),
+    "granite": ("GraniteHybridConfig", "GraniteHybridModel"),
+    "hybrid_model": ("HybridModel",),
+    "jamba": ("JambaConfig", "JambaModel"),
+    "llm": ("LLM", "DistributedLLM"),
+    "modules": ("CacheDtypes",),
+    "text_generator": ("Completion",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.kernels.checks import FLOATS, expect
 from blockstride.models.bamba import BambaModel
 from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.dtypes import DTYPES, parse_dtype
 from blockstride.models.engine import EngineConfig
 from blockstride.models.granite import GraniteHybridModel
 from blockstride.models.hybrid_model import HybridModel
@@ -25,12 +26,8 @@ MODELS: dict[str, type[HybridModel]] = {
 }
 """`model_type` of a config.json -> what runs it."""
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-}
+KV_DTYPES = (*FLOATS, torch.float8_e4m3fn)
+"""What keys and values may be cached as."""
 
 
 def load_model(
@@ -46,8 +43,8 @@ def load_model(
     Args:
         path: Hugging Face checkpoint folder of a model in `MODELS`.
         config: The engine that will run it, whose caches it writes.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`, or `"auto"`: the checkpoint's on a GPU,
-            float32 on a CPU, where narrower types are slower.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"` or their short forms, or `"auto"`: the
+            checkpoint's on a GPU, float32 on a CPU, where narrower types are slower.
         device: Where to run; a GPU when there is one and this is None.
         parallel: The rank; None for the whole model.
 
@@ -55,19 +52,13 @@ def load_model(
         ValueError: An unknown type, or a checkpoint that is missing, damaged or not supported.
     """
     checkpoint = Checkpoint(path)
-    where = torch.device(device or default_device())
-    compute = _compute_dtype(dtype, checkpoint.config, where)
-    caches = CacheDtypes(
-        kv=_dtype(config.kv_cache_dtype, "kv_cache_dtype", compute),
-        conv=compute,
-        # the recurrence is computed in float32
-        ssm=_wide_dtype(config.ssm_dtype, "ssm_dtype", torch.float32),
-    )
+    where = find_device(device)
+    compute = compute_dtype(dtype, checkpoint.config, where)
     return model_class(checkpoint.config)(
         checkpoint,
         dtype=compute,
         device=where,
-        dtypes=caches,
+        dtypes=cache_dtypes(config, compute),
         conv_order=config.conv_order,
         parallel=parallel,
     )
@@ -90,23 +81,56 @@ def model_class(config: Mapping[str, Any]) -> type[HybridModel]:
     return MODELS[str(kind)]
 
 
+def cache_dtypes(config: EngineConfig, compute: torch.dtype) -> CacheDtypes:
+    """What an engine caches in.
+
+    Args:
+        config: The engine.
+        compute: What its model computes in.
+
+    Raises:
+        ValueError: An unknown type.
+    """
+    return CacheDtypes(
+        kv=parse_dtype(config.kv_cache_dtype, "kv_cache_dtype", allowed=KV_DTYPES, auto=compute),
+        conv=compute,
+        # the recurrence is computed in float32
+        ssm=parse_dtype(config.ssm_dtype, "ssm_dtype", allowed=FLOATS, auto=torch.float32),
+    )
+
+
+def find_device(device: torch.device | str | None = None) -> torch.device:
+    """A device that is there.
+
+    Args:
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None: a GPU when there is one.
+
+    Raises:
+        ValueError: No such device, or none that models run on.
+    """
+    found = default_device() if device is None else str(device)
+    kind, _, index = found.partition(":")
+    expect(kind in ("cpu", "cuda"), "device", "cpu or cuda", repr(found))
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    expect(count > 0, "device", "a GPU that torch can use", "none")
+    known = not index or (index.isdecimal() and int(index) < count)
+    expect(known, "device", f"{kind}:0 to {kind}:{count - 1}", repr(found))
+    return torch.device(found)
+
+
 def default_device() -> str:
     """A GPU when there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _compute_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
-    return _wide_dtype(name, "dtype", torch.float32 if device.type == "cpu" else stored)
+def compute_dtype(name: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """What a model computes in; see `load_model`.
 
-
-def _wide_dtype(name: str, argument: str, auto: torch.dtype) -> torch.dtype:
-    dtype = _dtype(name, argument, auto)
-    expect(dtype.itemsize > 1, argument, "float32, bfloat16 or float16", name)
-    return dtype
-
-
-def _dtype(name: str, argument: str, auto: torch.dtype) -> torch.dtype:
-    known = {"auto": auto, **DTYPES}
-    expect(name in known, argument, f"'auto' or one of {', '.join(DTYPES)}", repr(name))
-    return known[name]
+    Raises:
+        ValueError: An unknown type.
+    """
+    said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    stored = DTYPES.get(said, torch.bfloat16)
+    return parse_dtype(
+        name, "dtype", allowed=FLOATS, auto=torch.float32 if device.type == "cpu" else stored
+    )

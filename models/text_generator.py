@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -113,6 +115,19 @@ class TextGenerator(Generic[TokenEngineType]):
         Raises:
             ValueError: A prompt is empty or longer than the cache; nothing has run then.
         """
+        return list(self.completions(prompts, params, progress=progress))
+
+    def completions(
+        self,
+        prompts: str | Sequence[str],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> Iterator[Completion]:
+        """As `generate`, and yields each completion when it and those before it are done.
+
+        Closing the iterator ends the requests that are left.
+        """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not isinstance(params, Sequence):
             params = [params or SamplingParams()] * len(prompts)
@@ -120,23 +135,25 @@ class TextGenerator(Generic[TokenEngineType]):
             len(params) == len(prompts), "params", f"one for each of {len(prompts)}", len(params)
         )
         streams = self._submit(prompts, params)
+        return self._completions(prompts, streams, progress)
+
+    def _completions(
+        self, prompts: Sequence[str], streams: dict[int, TextStream], progress: bool
+    ) -> Iterator[Completion]:
+        waiting = list(zip(prompts, streams.values(), strict=True))[::-1]
         try:
             with _Bar(progress, [stream.request for stream in streams.values()]) as bar:
                 for _ in self._run(streams):
                     bar.update()
+                    while waiting and waiting[-1][1].request.finish_reason is not None:
+                        with bar.hidden():
+                            yield _completion(*waiting.pop())
         finally:
             for stream in streams.values():
                 self.engine.abort(stream.request)
-        return [
-            Completion(
-                prompt,
-                stream.text,
-                tuple(stream.request.output_ids),
-                len(stream.request.prompt_ids),
-                stream.request.finish_reason or "abort",
-            )
-            for prompt, stream in zip(prompts, streams.values(), strict=True)
-        ]
+        # what the last step has ended without a token
+        for prompt, stream in reversed(waiting):
+            yield _completion(prompt, stream)
 
     def stream(self, prompt: str, params: SamplingParams | None = None) -> Iterator[str]:
         """Continues one prompt and yields its text piece by piece, as it is decided.
@@ -191,23 +208,40 @@ class TextGenerator(Generic[TokenEngineType]):
                 yield ""
 
 
+def _completion(prompt: str, stream: TextStream) -> Completion:
+    request = stream.request
+    return Completion(
+        prompt,
+        stream.text,
+        tuple(request.output_ids),
+        len(request.prompt_ids),
+        request.finish_reason or "abort",
+    )
+
+
 class _Bar:
     """A progress bar over the prompt tokens and at most `max_tokens` of every request."""
 
     def __init__(self, wanted: bool, requests: list[Request]) -> None:
         self.requests = requests
+        console = Console(stderr=True)
         long = any(len(request.prompt_ids) >= LONG_PROMPT for request in requests)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not (wanted and (len(requests) > 1 or long)),
+            console=console,
+            disable=not (wanted and console.is_terminal and (len(requests) > 1 or long)),
             transient=True,
+            # what is written meanwhile goes where it is meant to
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
 
     def __enter__(self) -> _Bar:
+        # it hides the cursor
+        atexit.register(self.progress.stop)
         self.progress.start()
         self.task = self.progress.add_task(
             "generating", total=sum(r.max_len for r in self.requests)
@@ -219,5 +253,13 @@ class _Bar:
         done = sum(r.max_len if r.finish_reason else r.num_cached for r in self.requests)
         self.progress.update(self.task, completed=done)
 
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Leaves the terminal to others for a while."""
+        self.progress.stop()
+        yield
+        self.progress.start()
+
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+        atexit.unregister(self.progress.stop)

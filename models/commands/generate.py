@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 import time
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from blockstride.kernels.checks import expect
+from blockstride.kernels.checks import FLOATS
 from blockstride.models.commands.engine_keys import EngineKeys
+from blockstride.models.commands.option_names import with_options
+from blockstride.models.commands.output import Output, write
+from blockstride.models.commands.prompts import expect_text, read_prompts, typed_prompts
+from blockstride.models.commands.values import positive, real, whole
 from blockstride.models.distributed.messages import Report
+from blockstride.models.dtypes import words
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.llm import LLM, DistributedLLM
-from blockstride.models.loading import DTYPES
+from blockstride.models.loading import KV_DTYPES
 
-ENGINE_KEYS = (
-    "tp",
-    "layout",
-    "policy",
-    "block",
-    "kernel",
-    "mib",
-    "seqs",
-    "chunk",
-    "kv",
-    "ssm",
-    "conv",
-)
+ENGINE_KEYS = {
+    "tp": "tp_size",
+    "layout": "layout",
+    "policy": "policy",
+    "block": "block_size",
+    "kernel": "kernel_block_size",
+    "mib": "cache_bytes",
+    "seqs": "max_num_seqs",
+    "chunk": "prefill_chunk",
+    "kv": "kv_cache_dtype",
+    "ssm": "ssm_dtype",
+    "conv": "conv_order",
+}
+"""Key of `--prefill` and `--decode` -> what it is of an `EngineConfig`."""
+
+TEXT_KEYS = ("layout", "policy", "kv", "ssm", "conv")
 ENGINE_HELP = (
     "an engine in processes of its own that computes prompts and hands them over, as in "
-    "tp=2,layout=BHLNC,block=32; what is left out is as the other options say; repeat for several"
+    "tp=2,layout=BHLNC,block=32; what is left out is as the other options say; repeat for several; "
+    f"keys: {', '.join(ENGINE_KEYS)}"
 )
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,55 +54,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", action="append", help="a prompt; repeat for several")
     given.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=128)
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0: most likely token")
-    sampling.add_argument("--top-k", type=int, default=0, help="0: all tokens")
-    sampling.add_argument("--top-p", type=float, default=1.0)
-    sampling.add_argument("--seed", type=int)
-    sampling.add_argument("--stop", action="append", default=[], help="a text that ends it")
-    sampling.add_argument("--ignore-eos", action="store_true")
-    engine = parser.add_argument_group("engine")
-    defaults = EngineConfig()
-    engine.add_argument("--layout", default=defaults.layout, help="stride order of the caches")
-    engine.add_argument("--policy", default=defaults.policy, help="unified or split pools")
-    engine.add_argument("--block-size", type=int, default=defaults.block_size)
-    engine.add_argument("--conv-order", default="DS", help="DS or SD convolution states")
-    engine.add_argument("--cache-mib", type=int, default=defaults.cache_bytes >> 20)
-    engine.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
-    engine.add_argument("--prefill-chunk", type=int, help="most prompt tokens of a step")
-    engine.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks, each a process")
+    parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
+    _add_sampling(parser.add_argument_group("sampling"))
+    engine, defaults = parser.add_argument_group("engine"), EngineConfig()
+    engine.add_argument("--device", help="cpu, cuda or cuda:1; a GPU when there is one")
+    engine.add_argument("--dtype", default="auto", help=f"auto, {words(FLOATS)}")
+    engine.add_argument("--tp", type=positive, default=1, help="ranks, each in a process")
     engine.add_argument("--prefill", action="append", metavar="ENGINE", help=ENGINE_HELP)
     engine.add_argument(
         "--decode", action="append", metavar="ENGINE", help="the same, for what continues prompts"
     )
-    engine.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    engine.add_argument("--kv-cache-dtype", default="auto", help=f"auto, {', '.join(DTYPES)}")
-    engine.add_argument("--ssm-dtype", default=defaults.ssm_dtype, help="of recurrent states")
-    engine.add_argument("--device", help="cpu or cuda; a GPU when there is one")
-    parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
+    engine.add_argument(
+        "--max-len", type=positive, help="most tokens of a sequence; as many as the model allows"
+    )
+    engine.add_argument(
+        "--max-num-seqs",
+        type=positive,
+        default=defaults.max_num_seqs,
+        help="sequences at a time (default %(default)s)",
+    )
+    engine.add_argument("--prefill-chunk", type=positive, help="most prompt tokens of a step")
+    _add_caches(parser.add_argument_group("caches"), defaults)
+
+
+def _add_sampling(sampling: Any) -> None:
+    sampling.add_argument("--max-tokens", type=positive, help="most tokens to add (default 128)")
+    sampling.add_argument("--temperature", type=real, help="0: the most likely token (default)")
+    sampling.add_argument("--top-k", type=whole, help="0: all tokens (default)")
+    sampling.add_argument("--top-p", type=real, help="1: all tokens (default)")
+    sampling.add_argument("--seed", type=whole, help="makes it repeatable")
+    sampling.add_argument(
+        "--stop", action="append", default=[], help="a text that ends it; repeat for several"
+    )
+    sampling.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on after an end token"
+    )
+
+
+def _add_caches(caches: Any, defaults: EngineConfig) -> None:
+    default = "(default %(default)s)"
+    caches.add_argument(
+        "--layout", default=defaults.layout, help=f"stride order, as LBHNC or NHD {default}"
+    )
+    caches.add_argument("--policy", default=defaults.policy, help=f"unified or split {default}")
+    caches.add_argument(
+        "--block-size", type=positive, default=defaults.block_size, help=f"tokens {default}"
+    )
+    caches.add_argument(
+        "--cache-mib",
+        type=positive,
+        default=defaults.cache_bytes >> 20,
+        help=f"memory of each rank {default}",
+    )
+    caches.add_argument(
+        "--kv-cache-dtype", default="auto", help=f"auto, {words(KV_DTYPES)}; auto: as --dtype"
+    )
+    caches.add_argument(
+        "--ssm-dtype",
+        default=defaults.ssm_dtype,
+        help=f"of recurrent states: auto, {words(FLOATS)}; auto: fp32",
+    )
+    caches.add_argument("--conv-order", default="DS", help=f"DS or SD convolution states {default}")
+
+
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """What the user types, for arguments of other names."""
+    names = {"tp_size": "--tp", "cache_bytes": "--cache-mib"}
+    if args.prompt_file is not None:
+        names["prompt"] = "--prompt-file"
+    for role, engines in (("prefill", args.prefill or ()), ("decode", args.decode or ("",))):
+        for i, text in enumerate(engines):
+            typed = {part.partition("=")[0].strip() for part in text.split(",")}
+            for key, name in ENGINE_KEYS.items():
+                option = names.get(name, f"--{name.replace('_', '-')}")
+                names[f"{role}-{i}: {name}"] = f"--{role} {key}" if key in typed else option
+    return names
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates, streaming a single prompt and answering several in order."""
-    prompts = args.prompt or _read_prompts(args.prompt_file)
-    params = SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        stop=tuple(args.stop),
-        ignore_eos=args.ignore_eos,
-    )
+    """Generates, streaming a single prompt and answering several in order, each when it is done."""
+    if args.prompt is not None:
+        prompts = typed_prompts(args.prompt)
+    else:
+        prompts = read_prompts(args.prompt_file)
+    for text in args.stop:
+        expect_text("--stop", text)
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    params = SamplingParams(**given, stop=tuple(args.stop))
     begin = time.perf_counter()
     with _load(args) as llm:
         loaded = time.perf_counter()
+        logger.info("%s loaded in %.2f s", args.model, loaded - begin)
         if len(prompts) == 1:
-            _stream(llm, prompts[0], params)
+            pieces = llm.stream(prompts[0], params)
+            write(prompts[0])
+            for piece in pieces:
+                write(piece)
+            write("\n")
         else:
-            for completion in llm.generate(prompts, params, progress=True):
-                sys.stdout.write(f"{completion.prompt}{completion.text}\n")
+            for completion in llm.completions(prompts, params, progress=True):
+                write(f"{completion.prompt}{completion.text}\n")
         if args.stats:
             _print_stats(llm, loaded - begin, time.perf_counter() - loaded)
     return 0
@@ -105,20 +168,18 @@ def _load(args: argparse.Namespace) -> LLM | DistributedLLM:
         cache_bytes=args.cache_mib << 20,
         max_num_seqs=args.max_num_seqs,
         prefill_chunk=args.prefill_chunk,
+        max_len=args.max_len,
         kv_cache_dtype=args.kv_cache_dtype,
         ssm_dtype=args.ssm_dtype,
         conv_order=args.conv_order,
         tp_size=args.tp,
     )
     options = {"dtype": args.dtype, "device": args.device}
+    prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
+    decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
     if config.tp_size == 1 and not args.prefill and not args.decode:
         return LLM(args.model, config=config, **options)
-    return DistributedLLM(
-        args.model,
-        prefill=[engine_config("--prefill", text, config) for text in args.prefill or ()],
-        decode=[engine_config("--decode", text, config) for text in args.decode or ("",)],
-        **options,
-    )
+    return DistributedLLM(args.model, prefill=prefill, decode=decode, **options)
 
 
 def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfig:
@@ -133,35 +194,16 @@ def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfi
         ValueError: An unknown key, or a value that can't be.
     """
     keys = EngineKeys(option, text, ENGINE_KEYS)
-    return EngineConfig(
-        layout=keys.text("layout", defaults.layout),
-        policy=keys.text("policy", defaults.policy),
-        block_size=keys.number("block", defaults.block_size),
-        kernel_block_size=keys.optional("kernel", defaults.kernel_block_size),
-        cache_bytes=keys.number("mib", defaults.cache_bytes >> 20) << 20,
-        max_num_seqs=keys.number("seqs", defaults.max_num_seqs),
-        prefill_chunk=keys.optional("chunk", defaults.prefill_chunk),
-        kv_cache_dtype=keys.text("kv", defaults.kv_cache_dtype),
-        ssm_dtype=keys.text("ssm", defaults.ssm_dtype),
-        conv_order=keys.text("conv", defaults.conv_order),
-        tp_size=keys.number("tp", defaults.tp_size),
-    )
-
-
-def _read_prompts(file: str) -> list[str]:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    prompts = [line for line in text.splitlines() if line.strip()]
-    expect(bool(prompts), "--prompt-file", "at least one line", f"none in {file}")
-    return prompts
-
-
-def _stream(llm: LLM | DistributedLLM, prompt: str, params: SamplingParams) -> None:
-    pieces = llm.stream(prompt, params)
-    sys.stdout.write(prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    given: dict[str, Any] = {
+        ENGINE_KEYS[key]: keys.text(key) if key in TEXT_KEYS else keys.number(key) for key in keys
+    }
+    if "cache_bytes" in given:
+        given["cache_bytes"] <<= 20
+    try:
+        return replace(defaults, **given)
+    except ValueError as error:
+        options = {name: f"{option} {key}" for key, name in ENGINE_KEYS.items()}
+        raise ValueError(with_options(str(error), options)) from error
 
 
 def _print_stats(llm: LLM | DistributedLLM, load_seconds: float, seconds: float) -> None:
@@ -176,7 +218,7 @@ def _print_stats(llm: LLM | DistributedLLM, load_seconds: float, seconds: float)
             table.add_row(report.engine_id, "", style="bold")
             _add_engine(table, report.engine)
             _add_hand_overs(table, report)
-    Console(stderr=True).print(table)
+    Output(stderr=True).print(table)
 
 
 def _add_engine(table: Table, report: EngineReport) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blockstride.kernels.checks import expect
+from blockstride.kernels.checks import FLOATS, expect
 from blockstride.layouts import (
     CacheSpec,
     Field,
@@ -23,31 +23,41 @@ from blockstride.layouts import (
 from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account, tokens_that_fit
 from blockstride.layouts.drawing import draw
 from blockstride.layouts.rank_pools import plan_rank_pools
-from blockstride.models.hf_config import DTYPES, cache_specs, read_config
+from blockstride.models.commands.output import Output
+from blockstride.models.commands.values import whole
+from blockstride.models.dtypes import DTYPES, SHORT, words
+from blockstride.models.engine import EngineConfig
+from blockstride.models.hf_config import cache_specs, read_config
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
-SHORT |= {"int8": "int8"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.add_argument("--config", required=True, help="config.json, or the folder of a model")
-    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks; one is shown")
-    parser.add_argument("--layout", default="BLHNC", help="stride order, such as LBHNC or NHD")
-    parser.add_argument("--policy", default="split", help="unified or split pools")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens that kernels want")
-    parser.add_argument("--kernel-block-size", type=int, help="tokens per block that kernels see")
-    known = f"auto, {', '.join(DTYPES)}"
-    parser.add_argument("--kv-cache-dtype", default="auto", help=known)
-    parser.add_argument("--conv-dtype", default="auto", help="of convolution states")
-    parser.add_argument("--ssm-dtype", default="float32", help="of recurrent states")
+    parser.add_argument("--tp", type=whole, default=1, help="tensor-parallel ranks; one is shown")
+    defaults = EngineConfig()
+    parser.add_argument("--layout", default=defaults.layout, help="stride order, as LBHNC or NHD")
+    parser.add_argument("--policy", default=defaults.policy, help="unified or split pools")
+    parser.add_argument(
+        "--block-size", type=whole, default=defaults.block_size, help="tokens that kernels want"
+    )
+    parser.add_argument("--kernel-block-size", type=whole, help="tokens per block that kernels see")
+    parser.add_argument("--kv-cache-dtype", default="auto", help=f"auto, {words()}")
+    parser.add_argument("--conv-dtype", default="auto", help=f"auto, {words(FLOATS)}")
+    parser.add_argument(
+        "--ssm-dtype", default="auto", help="the same, of recurrent states; auto: fp32"
+    )
     parser.add_argument("--conv-order", default="DS", help="DS or SD convolution states")
     parser.add_argument("--memory", default="8GiB", help="memory of a rank for its caches")
-    parser.add_argument("--num-seqs", type=int, default=8, help="sequences at a time")
+    parser.add_argument("--num-seqs", type=whole, default=8, help="sequences at a time")
     parser.add_argument("--json", action="store_true", help="print numbers for a program")
+
+
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """What the user types, for arguments of other names."""
+    return {"memory_bytes": "--memory", "tp_size": "--tp"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
-        _print(Console(), report, pools)
+        _print(Output(), report, pools)
     return 0
 
 
@@ -194,7 +204,11 @@ def _print(console: Console, report: Mapping[str, Any], pools: Sequence[PoolLayo
         fields.add_row(group["kind"])
         for field in group["fields"]:
             axes = [f"{name} {extent:,}" for name, extent in field["axes"].items()]
-            row = (f"{field['bytes']:,}", field["cut"], ", ".join([*axes, SHORT[field["dtype"]]]))
+            row = (
+                f"{field['bytes']:,}",
+                field["cut"],
+                ", ".join([*axes, SHORT[DTYPES[field["dtype"]]]]),
+            )
             fields.add_row(f"  {field['name']}", *row)
     table = _table("pool", "tokens a block", "slots", "block bytes", "blocks", "bytes")
     for pool in report["pools"]:

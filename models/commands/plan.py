@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from blockstride.kernels.checks import expect
+from blockstride.kernels.checks import FLOATS, expect
 from blockstride.layouts import (
     CacheSpec,
     KVCacheLayout,
@@ -23,6 +23,10 @@ from blockstride.layouts import (
 )
 from blockstride.models.commands.calibration import measure_cost_model
 from blockstride.models.commands.engine_keys import EngineKeys
+from blockstride.models.commands.output import Output
+from blockstride.models.commands.values import whole
+from blockstride.models.dtypes import words
+from blockstride.models.engine import EngineConfig
 from blockstride.models.hf_config import cache_specs, read_config
 from blockstride.transfer import (
     CostModel,
@@ -49,18 +53,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="Hugging Face config.json, or the folder it is in")
     parser.add_argument("--prefill", default="", metavar="ENGINE", help=ENGINE_HELP)
     parser.add_argument("--decode", default="", metavar="ENGINE", help="the same, for the reader")
-    parser.add_argument("--tokens", type=int, default=8192, help="length of the sequence")
-    parser.add_argument("--rank", type=int, help="one decode rank; all when absent")
+    parser.add_argument("--tokens", type=whole, default=8192, help="length of the sequence")
+    parser.add_argument("--rank", type=whole, help="one decode rank; all when absent")
     dtypes = parser.add_argument_group("caches")
-    dtypes.add_argument("--kv-cache-dtype", default="auto")
-    dtypes.add_argument("--conv-dtype", default="auto")
-    dtypes.add_argument("--ssm-dtype", default="float32")
+    dtypes.add_argument(
+        "--kv-cache-dtype", default="auto", help=f"auto (of config.json), {words()}"
+    )
+    dtypes.add_argument(
+        "--conv-dtype", default="auto", help=f"auto (of config.json), {words(FLOATS)}"
+    )
+    dtypes.add_argument("--ssm-dtype", default="auto", help="the same; auto: fp32")
     costs = parser.add_argument_group("costs")
     costs.add_argument("--cost-model", type=Path, help="a file that --calibrate wrote")
     costs.add_argument(
         "--calibrate", action="store_true", help="measure this machine's NIXL and store the result"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """What the user types, for arguments of other names."""
+    return {"num_tokens": "--tokens"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return 0
-    console = Console()
+    console = Output()
     console.print(f"{describe_engine(prefill)}\n{describe_engine(decode)}", highlight=False)
     console.print(f"{args.tokens} tokens; costs of {model.source}\n", highlight=False)
     for summary in summaries:
@@ -123,7 +136,7 @@ def parse_engine(
 
     Args:
         name: `prefill` or `decode`; its engine id, and what messages begin with.
-        text: Keys of `ENGINE_KEYS`, each with a default.
+        text: Keys of `ENGINE_KEYS`; what is left out is as in `EngineConfig`.
         specs: The caches of the model.
         num_tokens: Tokens for which pools have blocks, twice over, unless `blocks` says otherwise.
 
@@ -131,11 +144,11 @@ def parse_engine(
         ValueError: An unknown key, a value that is not a number where one is needed, or sizes that
             the model can't have.
     """
-    keys = EngineKeys(f"--{name}", text, ENGINE_KEYS)
-    named = keys.text("policy", "split")
+    keys, defaults = EngineKeys(f"--{name}", text, ENGINE_KEYS), EngineConfig()
+    named = keys.text("policy", defaults.policy)
     expect(named in POLICIES, f"--{name} policy", " or ".join(POLICIES), repr(named))
     policy = POLICIES[named]
-    block_size = choose_block_size(specs, policy, keys.number("block", 16))
+    block_size = choose_block_size(specs, policy, keys.number("block", defaults.block_size))
     groups = group_layers(specs, policy)
     blocks = [2 * -(-num_tokens // block_size) if group.spec.has_tokens else 4 for group in groups]
     counts = [sum(blocks)] if policy == "unified" else blocks
@@ -143,7 +156,7 @@ def parse_engine(
     return EngineTransferInfo(
         name,
         specs,
-        KVCacheLayout.parse(keys.text("layout", "LBHNC")),
+        KVCacheLayout.parse(keys.text("layout", defaults.layout)),
         policy,
         block_size,
         tuple(keys.number("blocks", count) + 1 for count in counts),

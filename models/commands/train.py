@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=kind, default=field.default, help=help)
 
 
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """What the user types, for arguments of other names."""
+    return {}
+
+
 def run(args: argparse.Namespace) -> int:
     """Train as the arguments say, behind a progress bar.
 

@@ -88,26 +88,27 @@ class Deployment:
             settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
             # whoever gives engines different types wants them converted
             settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
-        self.engines = plan_engines(
-            [
-                *((f"prefill-{i}", config) for i, config in enumerate(prefill)),
-                *((f"decode-{i}", config) for i, config in enumerate(decode)),
-            ],
-            path=path,
-            dtype=dtype,
-            device=device,
-            folder=self._folder.name,
-            transfer=settings,
-            answer_seconds=answer_seconds,
-            model_fingerprint=fingerprint,
-        )
-        self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
+        self.engines: list[EngineProcesses] = []
         self._finalizer = weakref.finalize(self, _end, self.engines, self._folder)
         try:
+            self.engines += plan_engines(
+                [
+                    *((f"prefill-{i}", config) for i, config in enumerate(prefill)),
+                    *((f"decode-{i}", config) for i, config in enumerate(decode)),
+                ],
+                path=path,
+                dtype=dtype,
+                device=device,
+                folder=self._folder.name,
+                transfer=settings,
+                answer_seconds=answer_seconds,
+                model_fingerprint=fingerprint,
+            )
             answers = start_engines(self.engines, self._inbox)
         except BaseException:
             self._finalizer()
             raise
+        self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
         self.limits = min((ready.limits for ready in answers), key=lambda limits: limits.max_len)
         for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:

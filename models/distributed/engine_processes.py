@@ -77,7 +77,12 @@ class EngineProcesses:
             command = [sys.executable, "-m", WORKER, *map(str, numbers)]
             self._processes.append(
                 subprocess.Popen(
-                    command, pass_fds=numbers, env=environment, stdin=subprocess.DEVNULL
+                    command,
+                    pass_fds=numbers,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    # Ctrl-C is for this process, which ends the others
+                    start_new_session=True,
                 )
             )
         # so that each process sees the other end of its pipes close
@@ -123,7 +128,9 @@ class EngineProcesses:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            # a signal may have come, and ended up here, within a wait that holds the same lock
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_SECONDS)
         if self._pipe is not None:
             self._pipe.close()
 

@@ -12,7 +12,9 @@ import torch
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.messages import START_SECONDS, Failed, Ready, Setup
+from blockstride.models.distributed.sizes import check_engines
 from blockstride.models.engine import EngineConfig
+from blockstride.models.loading import find_device
 from blockstride.transfer.connector import ConnectorSettings
 
 
@@ -38,7 +40,11 @@ def plan_engines(
         transfer: How sequences are handed over; None: they are not.
         answer_seconds: How long ranks wait for each other while they compute.
         model_fingerprint: What their caches are told apart by, where sequences are handed over.
+
+    Raises:
+        ValueError: A device, a model or sizes that can't be; the message names the engine.
     """
+    find_device(device)
     places = cycle(
         [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
     )
@@ -59,6 +65,7 @@ def plan_engines(
             model_fingerprint,
         )
         engines.append(EngineProcesses(setup, devices))
+    check_engines([engine.setup for engine in engines])
     return engines
 
 

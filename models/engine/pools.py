@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from blockstride.layouts import KVCachePool
+from collections.abc import Mapping
+
+from blockstride.layouts import CacheSpec, KVCachePool, PoolLayout
 from blockstride.layouts.poison import poison_pool
 from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.engine.config import EngineConfig
 from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.memory import expect_room
+from blockstride.models.parallel import TensorParallel
+
+
+def plan_model_pools(
+    specs: Mapping[str, CacheSpec], config: EngineConfig, parallel: TensorParallel
+) -> tuple[PoolLayout, ...]:
+    """Where one rank of a model caches what.
+
+    Args:
+        specs: The caches of the whole model.
+        config: Its engine.
+        parallel: The rank.
+
+    Raises:
+        ValueError: Sizes that can't work together; the message names one.
+    """
+    try:
+        return plan_rank_pools(
+            specs,
+            layout=config.layout,
+            policy=config.policy,
+            block_size=config.block_size,
+            memory_bytes=config.cache_bytes,
+            num_blocks=config.num_blocks,
+            kernel_block_size=config.kernel_block_size,
+            num_seqs=config.max_num_seqs,
+            tp_rank=parallel.rank,
+            tp_size=parallel.size,
+        )
+    except ValueError as error:
+        # it is a field of the config here
+        raise ValueError(str(error).replace("memory_bytes:", "cache_bytes:")) from error
 
 
 def make_pools(model: HybridModel, config: EngineConfig) -> tuple[KVCachePool, ...]:
     """Memory for what a model, or one rank of it, caches.
 
     Raises:
-        ValueError: Sizes that can't work together; the message names one.
+        ValueError: Sizes that can't work together, or more memory than there is; the message names
+            one.
     """
-    plans = plan_rank_pools(
-        model.cache_specs(),
-        layout=config.layout,
-        policy=config.policy,
-        block_size=config.block_size,
-        memory_bytes=config.cache_bytes,
-        num_blocks=config.num_blocks,
-        kernel_block_size=config.kernel_block_size,
-        num_seqs=config.max_num_seqs,
-        tp_rank=model.parallel.rank,
-        tp_size=model.parallel.size,
-    )
+    plans = plan_model_pools(model.cache_specs(), config, model.parallel)
+    expect_room(memory_argument(config), sum(plan.nbytes for plan in plans), model.device)
     pools = tuple(KVCachePool(plan, model.device) for plan in plans)
     if config.poison:
         for pool in pools:
             poison_pool(pool)
     return pools
+
+
+def memory_argument(config: EngineConfig) -> str:
+    """What decides how large the pools are."""
+    return "cache_bytes" if config.num_blocks is None else "num_blocks"

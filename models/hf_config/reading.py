@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blockstride.kernels.checks import FLOATS, expect
+from blockstride.kernels.checks import CACHE_DTYPES, FLOATS, expect
 from blockstride.layouts import CacheSpec
 from blockstride.models.checkpoint_files import read_json
+from blockstride.models.dtypes import parse_dtype
 from blockstride.models.hf_config.defaults import DEFAULTS
 from blockstride.models.hf_config.families import FAMILIES
 from blockstride.models.hf_config.keys import Keys
 from blockstride.models.hf_config.mixers import MIXERS, CacheTypes
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp8": torch.float8_e4m3fn,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int8": torch.int8,
-}
-"""What an attention cache may hold, by name; states hold one of the first three."""
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def cache_specs(
     *,
     kv_cache_dtype: str = "auto",
     conv_dtype: str = "auto",
-    ssm_dtype: str = "float32",
+    ssm_dtype: str = "auto",
     conv_order: str = "DS",
 ) -> dict[str, CacheSpec]:
     """The caches of a whole model, in layer order.
@@ -57,10 +48,10 @@ def cache_specs(
 
     Args:
         config: A parsed config.json, of which a `text_config` is looked into where there is one.
-        kv_cache_dtype: One of `DTYPES`, or `"auto"` for the dtype that the config names, which is
-            bfloat16 where it names none.
-        conv_dtype: The same for convolution states, floating point only.
-        ssm_dtype: The same for recurrent states.
+        kv_cache_dtype: A word of `models.dtypes.DTYPES`, or `"auto"` for the dtype that the config
+            names, which is bfloat16 where it names none.
+        conv_dtype: The same for convolution states, of 16 or 32 bits.
+        ssm_dtype: One of them for recurrent states; `"auto"` for float32.
         conv_order: Memory order of convolution states, `"DS"` or `"SD"`.
 
     Raises:
@@ -73,13 +64,12 @@ def cache_specs(
     family = FAMILIES[config["model_type"]]
     keys = Keys(config, family.names, DEFAULTS[config["model_type"]])
     types = CacheTypes(
-        kv=_dtype(config, "kv_cache_dtype", kv_cache_dtype),
-        conv=_dtype(config, "conv_dtype", conv_dtype),
-        ssm=_dtype(config, "ssm_dtype", ssm_dtype),
+        kv=_dtype(config, "kv_cache_dtype", kv_cache_dtype, CACHE_DTYPES),
+        conv=_dtype(config, "conv_dtype", conv_dtype, FLOATS),
+        # the recurrence is computed in float32
+        ssm=parse_dtype(ssm_dtype, "ssm_dtype", allowed=FLOATS, auto=torch.float32),
         conv_order=conv_order,
     )
-    for name, dtype in (("conv_dtype", types.conv), ("ssm_dtype", types.ssm)):
-        expect(dtype in FLOATS, name, "a floating-point dtype of 16 or 32 bits", dtype)
     layer_types, mixers = family.layer_types(keys), family.mixers()
     count = keys.value("num_hidden_layers") or len(layer_types)
     keys.expect(count == len(layer_types), "num_hidden_layers", f"{len(layer_types)}, as typed")
@@ -112,9 +102,10 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**outer, **inner}
 
 
-def _dtype(config: Mapping[str, Any], argument: str, name: str) -> torch.dtype:
-    if name == "auto":
+def _dtype(
+    config: Mapping[str, Any], argument: str, word: str, allowed: Sequence[torch.dtype]
+) -> torch.dtype:
+    if word == "auto":
         argument = "dtype" if config.get("dtype") else "torch_dtype"
-        name = str(config.get(argument) or "bfloat16").removeprefix("torch.")
-    expect(name in DTYPES, argument, f"one of {', '.join(DTYPES)}", repr(name))
-    return DTYPES[name]
+        word = str(config.get(argument) or "bfloat16")
+    return parse_dtype(word, argument, allowed=allowed)

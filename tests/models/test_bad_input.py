@@ -118,7 +118,7 @@ def test_heads_are_as_many_as_queries_when_config_names_no_groups():
         ({"policy": "both"}, "policy: expected one of"),
         ({"block_size": 0}, "block_size: expected a positive number, got 0"),
         ({"kernel_block_size": 5}, "kernel_block_size: expected a divisor of 16, got 5"),
-        ({"cache_bytes": 1000}, "memory_bytes: expected at least .*, got 1000"),
+        ({"cache_bytes": 1000}, "cache_bytes: expected at least .*, got 1,000"),
         ({"num_blocks": (1, 1)}, "num_blocks: expected room"),
         ({"num_blocks": (4, 4, 4)}, "num_blocks: expected 2 counts"),
     ],
@@ -131,10 +131,10 @@ def test_sizes_that_cannot_work_are_named(reference, config, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float8_e4m3fn"}, "dtype: expected float32"),
-        ({"dtype": "f32"}, "dtype: expected 'auto' or one of"),
+        ({"dtype": "float8_e4m3fn"}, "dtype: expected auto or one of float32"),
+        ({"dtype": "f32"}, "dtype: expected auto or one of"),
         ({"config": EngineConfig(kv_cache_dtype="int3")}, "kv_cache_dtype: expected"),
-        ({"config": EngineConfig(ssm_dtype="float8_e4m3fn")}, "ssm_dtype: expected float32, bf"),
+        ({"config": EngineConfig(ssm_dtype="float8_e4m3fn")}, "ssm_dtype: expected auto or one of float32, bf"),
         ({"config": EngineConfig(conv_order="XX")}, "conv_order: expected 'DS' or 'SD'"),
     ],
 )
