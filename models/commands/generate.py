@@ -43,6 +43,7 @@ ENGINE_HELP = (
     "tp=2,layout=BHLNC,block=32; what is left out is as the other options say; repeat for several; "
     f"keys: {', '.join(ENGINE_KEYS)}"
 )
+SAMPLING_HELP = "What is left out is as generation_config.json says, or the most likely token."
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--prompt", action="append", help="a prompt; repeat for several")
     given.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
     parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
-    _add_sampling(parser.add_argument_group("sampling"))
+    _add_sampling(parser.add_argument_group("sampling", SAMPLING_HELP))
     engine, defaults = parser.add_argument_group("engine"), EngineConfig()
     engine.add_argument("--device", help="cpu, cuda or cuda:1; a GPU when there is one")
     engine.add_argument("--dtype", default="auto", help=f"auto, {words(FLOATS)}")
@@ -78,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling(sampling: Any) -> None:
-    sampling.add_argument("--max-tokens", type=positive, help="most tokens to add (default 128)")
-    sampling.add_argument("--temperature", type=real, help="0: the most likely token (default)")
-    sampling.add_argument("--top-k", type=whole, help="0: all tokens (default)")
-    sampling.add_argument("--top-p", type=real, help="1: all tokens (default)")
+    sampling.add_argument("--max-tokens", type=positive, help="most tokens to add (128)")
+    sampling.add_argument("--temperature", type=real, help="0: the most likely token")
+    sampling.add_argument("--top-k", type=whole, help="0: all tokens")
+    sampling.add_argument("--top-p", type=real, help="1: all tokens")
     sampling.add_argument("--seed", type=whole, help="makes it repeatable")
     sampling.add_argument(
         "--stop", action="append", default=[], help="a text that ends it; repeat for several"
@@ -140,11 +141,13 @@ def run(args: argparse.Namespace) -> int:
     for text in args.stop:
         expect_text("--stop", text)
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
-    params = SamplingParams(**given, stop=tuple(args.stop))
+    # told before the model is loaded
+    SamplingParams(**given, stop=tuple(args.stop))
     begin = time.perf_counter()
     with _load(args) as llm:
         loaded = time.perf_counter()
-        logger.info("%s loaded in %.2f s", args.model, loaded - begin)
+        params = replace(llm.default_params, **given, stop=tuple(args.stop))
+        logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
         if len(prompts) == 1:
             pieces = llm.stream(prompts[0], params)
             write(prompts[0])

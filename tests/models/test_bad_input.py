@@ -134,7 +134,10 @@ def test_sizes_that_cannot_work_are_named(reference, config, message):
         ({"dtype": "float8_e4m3fn"}, "dtype: expected auto or one of float32"),
         ({"dtype": "f32"}, "dtype: expected auto or one of"),
         ({"config": EngineConfig(kv_cache_dtype="int3")}, "kv_cache_dtype: expected"),
-        ({"config": EngineConfig(ssm_dtype="float8_e4m3fn")}, "ssm_dtype: expected auto or one of float32, bf"),
+        (
+            {"config": EngineConfig(ssm_dtype="float8_e4m3fn")},
+            "ssm_dtype: expected auto or one of float32, bf",
+        ),
         ({"config": EngineConfig(conv_order="XX")}, "conv_order: expected 'DS' or 'SD'"),
     ],
 )
