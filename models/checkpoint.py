@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.layouts import Interval
-from blockstride.models.checkpoint_files import find_weights, read_json
+from blockstride.models.checkpoint_files import expect_content, find_weights, read_json
 from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors
 
 PLAIN = {"F64", "F32", "F16", "BF16"}
@@ -121,6 +121,7 @@ class Checkpoint:
         file = self.path / "tokenizer.json"
         if not file.is_file():
             return None
+        expect_content(file)
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception

@@ -24,7 +24,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ValueError: No such file, or it is not a JSON object.
     """
     expect(file.is_file(), "model", f"{file.name} in the folder", str(file.parent))
-    _expect_content(file)
+    expect_content(file)
     try:
         values = json.loads(file.read_text(encoding="utf-8-sig"), object_hook=_number)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -67,14 +67,14 @@ def find_weights(folder: Path) -> dict[str, Any]:
 
 def _open_shard(file: Path) -> Any:
     expect(file.is_file(), "weights", f"the shard {file.name}", "no such file")
-    _expect_content(file)
+    expect_content(file)
     try:
         return safe_open(file, framework="pt").__enter__()
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file.name}: expected a safetensors file, got {error}") from error
 
 
-def _expect_content(file: Path) -> None:
+def expect_content(file: Path) -> None:
     """Raise `ValueError` if a file is what Git leaves in place of a large one."""
     with file.open("rb") as opened:
         is_pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER

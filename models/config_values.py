@@ -93,7 +93,8 @@ def read_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     That is `rope_parameters`, or `rope_scaling` in older files; `rope_theta` may stand beside them.
 
     Returns:
-        `rope_theta`, and what else stands in the inner object.
+        `rope_theta`, and the `partial_rotary_factor` of the inner object, None where it has none;
+        transformers takes no other.
 
     Raises:
         ValueError: A kind of scaling that is not supported, or numbers that can't be.
@@ -104,12 +105,11 @@ def read_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     expect(not nested, "rope_parameters", "the same for all layers", f"some for {nested}")
     kind = inner.get("rope_type", inner.get("type", "default"))
     expect(kind == "default", "rope_type", "'default'", repr(kind))
-    rope = {"rope_theta": values.get("rope_theta"), **inner}
-    if rope["rope_theta"] is None:
-        rope["rope_theta"] = 10000.0
-    for name in ("rope_theta", "partial_rotary_factor"):
-        value = rope.get(name, 1.0)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+    theta = values.get("rope_theta") if inner.get("rope_theta") is None else inner["rope_theta"]
+    rope = {"rope_theta": theta, "partial_rotary_factor": inner.get("partial_rotary_factor")}
+    for name, value in rope.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = value is None or (is_number and 0 < value < inf)
         expect(fits, name, "a positive number", repr(value))
     return rope
 

@@ -11,6 +11,7 @@ from blockstride.kernels.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.engine import Engine, EngineConfig
+from blockstride.models.generation_defaults import default_params
 from blockstride.models.loading import default_device, load_model
 from blockstride.models.text_generator import TextGenerator
 from blockstride.transfer.connector import ConnectorSettings
@@ -19,8 +20,12 @@ from blockstride.transfer.connector import ConnectorSettings
 class LLM(TextGenerator[Engine]):
     """A model with its tokenizer and engine, in this process.
 
+    Texts end where generation_config.json, or else config.json, says. Sampling parameters that it
+    has are `default_params`; `dataclasses.replace` changes some of them.
+
     Args:
-        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba.
+        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba. Without a
+            tokenizer.json, prompts are tokens.
         dtype: See `load_model`.
         device: Where to run; a GPU when there is one and this is None.
         config: Layout, policy, types and sizes of the engine.
@@ -41,9 +46,10 @@ class LLM(TextGenerator[Engine]):
         config = config or EngineConfig()
         ranks = config.tp_size
         expect(ranks == 1, "tp_size", "1 in one process; DistributedLLM takes more", ranks)
-        tokenizer = Checkpoint(path).tokenizer()
+        checkpoint = Checkpoint(path)
+        tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
         self.model = load_model(path, config, dtype=dtype, device=device)
-        super().__init__(tokenizer, Engine(self.model, config))
+        super().__init__(tokenizer, Engine(self.model, config), defaults)
 
 
 class DistributedLLM(TextGenerator[Deployment]):
@@ -82,7 +88,8 @@ class DistributedLLM(TextGenerator[Deployment]):
         transfer: ConnectorSettings | None = None,
         answer_seconds: float = 300.0,
     ) -> None:
-        tokenizer = Checkpoint(path).tokenizer()
+        checkpoint = Checkpoint(path)
+        tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
         deployment = Deployment(
             path,
             prefill=[prefill] if isinstance(prefill, EngineConfig) else prefill,
@@ -92,7 +99,7 @@ class DistributedLLM(TextGenerator[Deployment]):
             transfer=transfer,
             answer_seconds=answer_seconds,
         )
-        super().__init__(tokenizer, deployment)
+        super().__init__(tokenizer, deployment, defaults)
 
     def close(self) -> None:
         """Ends all processes."""

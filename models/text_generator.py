@@ -68,10 +68,17 @@ class TextGenerator(Generic[TokenEngineType]):
     Args:
         tokenizer: Makes tokens of text, and text of tokens; None where a checkpoint has none.
         engine: Continues tokens.
+        default_params: How to continue prompts where a caller doesn't say.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, engine: TokenEngineType) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        engine: TokenEngineType,
+        default_params: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    ) -> None:
         self._tokenizer, self.engine = tokenizer, engine
+        self.default_params = default_params
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -106,7 +113,8 @@ class TextGenerator(Generic[TokenEngineType]):
 
         Args:
             prompts: One prompt or several.
-            params: How to continue them: one for all, or one each.
+            params: How to continue them: one for all, or one each; `default_params`, which are
+                the checkpoint's, when None.
             progress: Show a bar on standard error when there are several prompts or a long one.
 
         Returns:
@@ -130,7 +138,7 @@ class TextGenerator(Generic[TokenEngineType]):
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not isinstance(params, Sequence):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.default_params] * len(prompts)
         expect(
             len(params) == len(prompts), "params", f"one for each of {len(prompts)}", len(params)
         )
@@ -163,7 +171,7 @@ class TextGenerator(Generic[TokenEngineType]):
         Raises:
             ValueError: The prompt is empty or longer than the cache.
         """
-        streams = self._submit([prompt], [params or SamplingParams()])
+        streams = self._submit([prompt], [params or self.default_params])
         return self._pieces(streams)
 
     def _pieces(self, streams: dict[int, TextStream]) -> Iterator[str]:

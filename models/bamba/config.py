@@ -50,9 +50,7 @@ class BambaConfig(Mamba2Config):
             ValueError: Another architecture, or a value that can't be.
         """
         values, null = mamba2_values(values)
-        # only what stands among the rope parameters counts
-        rope = {"partial_rotary_factor": None, **read_rope(values)}
-        return read_values(cls, {**values, **rope}, null)
+        return read_values(cls, {**values, **read_rope(values)}, null)
 
     def has_attention(self, layer: int) -> bool:
         """Whether the mixer of a layer is attention; else it is Mamba-2."""

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from blockstride.layouts import Interval
-from blockstride.models.checkpoint import Part
 from blockstride.models.granite.config import GraniteHybridConfig
 from blockstride.models.mamba2_hybrid import Mamba2Hybrid
 from blockstride.models.modules import (
@@ -39,39 +34,25 @@ class GraniteHybridModel(Mamba2Hybrid[GraniteHybridConfig]):
 
     def make_feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
         """An MLP that every token visits, and experts if there are any."""
-        config = self.config
-        gate_up, down = _joined(weights, "shared_mlp.", (), config.shared_intermediate_size, config)
-        shared = GatedMLP(gate_up, down)
+        config, hidden = self.config, self.config.hidden_size
+        names = ("shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight")
+        inner = config.shared_intermediate_size
+        shared = GatedMLP(*weights.joined_mlps(*names, (), hidden, inner))
         if config.num_local_experts == 0:
             return [shared]
-        count = (config.num_local_experts,)
-        gate_ups, downs = _joined(
-            weights, "block_sparse_moe.", count, config.intermediate_size, config
+        moe, count = "block_sparse_moe.", (config.num_local_experts,)
+        # published files have the first names, those that transformers saves as it runs the others
+        gate_up = weights.either(f"{moe}input_linear.weight", f"{moe}experts.gate_up_proj")
+        down = weights.either(f"{moe}output_linear.weight", f"{moe}experts.down_proj")
+        router = weights.either(f"{moe}router.layer.weight", f"{moe}router.weight")
+        gate_ups, downs = weights.joined_mlps(
+            gate_up, down, count, hidden, config.intermediate_size
         )
-        router = weights.tensor("block_sparse_moe.router.layer.weight", *count, config.hidden_size)
         experts = ExpertMLP(
-            router, list(gate_ups), list(downs), config.num_experts_per_tok, is_renormalised=True
+            weights.tensor(router, *count, hidden),
+            list(gate_ups),
+            list(downs),
+            config.num_experts_per_tok,
+            is_renormalised=True,
         )
         return [experts, shared]
-
-
-def _joined(
-    weights: LayerWeights,
-    prefix: str,
-    count: tuple[int, ...],
-    inner: int,
-    config: GraniteHybridConfig,
-) -> tuple[Tensor, Tensor]:
-    """A rank's part of gate and up, which are stored as one matrix (a stack of them), and down."""
-    hidden, dim = config.hidden_size, len(count)
-    share = weights.parallel.share(f"{prefix}intermediate_size", inner)
-    parts = [
-        weights.tensor(
-            f"{prefix}input_linear.weight", *count, 2 * inner, hidden, part=Part(dim, interval)
-        )
-        for interval in (share, Interval(inner + share.start, inner + share.stop))
-    ]
-    down = weights.tensor(
-        f"{prefix}output_linear.weight", *count, hidden, inner, part=Part(dim + 1, share)
-    )
-    return torch.cat(parts, dim=dim), down

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.jamba.config import JambaConfig
 from blockstride.models.modules import (
@@ -55,12 +57,21 @@ class JambaModel(HybridModel[JambaConfig]):
         config, sizes = self.config, (self.config.hidden_size, self.config.intermediate_size)
         if not config.has_experts(layer):
             return [GatedMLP(*weights.gated_mlp("feed_forward.", *sizes))]
-        experts = [
-            weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes)
-            for i in range(config.num_experts)
-        ]
         router = weights.tensor(
             "feed_forward.router.weight", config.num_experts, config.hidden_size
         )
-        gate_up, down = zip(*experts, strict=True)
+        gate_up, down = self._experts(weights)
         return [ExpertMLP(router, gate_up, down, config.num_experts_per_tok, is_renormalised=False)]
+
+    def _experts(self, weights: LayerWeights) -> Sequence[Sequence[Tensor]]:
+        """Gate and up, and down, of each expert; files have them one by one, or all in one."""
+        count, sizes = (
+            self.config.num_experts,
+            (self.config.hidden_size, self.config.intermediate_size),
+        )
+        names = [f"feed_forward.experts.{name}" for name in ("gate_up_proj", "down_proj")]
+        if weights.prefix + names[0] in weights.checkpoint:
+            joined = weights.joined_mlps(names[0], names[1], (count,), *sizes)
+            return [list(part) for part in joined]
+        apart = [weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes) for i in range(count)]
+        return list(zip(*apart, strict=True))

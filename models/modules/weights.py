@@ -88,3 +88,25 @@ class LayerWeights:
         )
         down = self.tensor(f"{prefix}down_proj.weight", hidden_size, inner, part=Part(1, share))
         return torch.cat([gate, up]), down
+
+    def joined_mlps(
+        self, gate_up: str, down: str, count: tuple[int, ...], hidden_size: int, inner: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `gated_mlp`, where gate and up are one matrix, or one of each of `count` experts.
+
+        Raises:
+            ValueError: As `gated_mlp`.
+        """
+        dim, share = len(count), self.parallel.share(f"{gate_up} rows", inner)
+        halves = (share, Interval(inner + share.start, inner + share.stop))
+        parts = [
+            self.tensor(gate_up, *count, 2 * inner, hidden_size, part=Part(dim, half))
+            for half in halves
+        ]
+        down_part = self.tensor(down, *count, hidden_size, inner, part=Part(dim + 1, share))
+        return torch.cat(parts, dim=dim), down_part
+
+    def either(self, name: str, *others: str) -> str:
+        """The first of some names that the checkpoint has; the first of all where it has none."""
+        there = (each for each in (name, *others) if self.prefix + each in self.checkpoint)
+        return next(there, name)

@@ -76,7 +76,8 @@ class Reference:
     @torch.no_grad()
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Logits after every token, from one prefill."""
-        return self.model(torch.tensor([ids])).logits[0]
+        # its cache can't be without attention
+        return self.model(torch.tensor([ids]), use_cache=False).logits[0]
 
     @torch.no_grad()
     def greedy(self, ids: list[int], count: int) -> list[int]:

@@ -6,9 +6,14 @@ import pytest
 
 from tests.models.generations import all_logits, assert_close, generate, tokens
 
+DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
 CASES = [
     ("granite", {}),
-    ("granite", {"num_local_experts": 0, "position_embedding_type": None}),
+    ("granite", {**DENSE, "position_embedding_type": None}),
+    ("granite", {**DENSE, "layer_types": ["attention"] * 4}),
+    ("granite", {**DENSE, "layer_types": None, "mamba_proj_bias": True}),
+    ("granite", {"layer_types": ["full_attention", "linear_attention"] * 2, "head_dim": 24}),
+    ("granite", {"time_step_limit": (0.5, 0.8)}),
     ("granite", {"mamba_n_groups": 1, "tie_word_embeddings": True, "attention_bias": True}),
     ("granite", {"mamba_n_groups": 8, "mamba_proj_bias": True, "mamba_conv_bias": False}),
     ("granite", {"num_experts_per_tok": 1, "mamba_expand": 4, "mamba_d_conv": 2}),
@@ -17,6 +22,9 @@ CASES = [
     ("bamba", {"attn_layer_indices": [0, 3], "mamba_n_groups": 1, "num_key_value_heads": 4}),
     ("bamba", {"attn_layer_indices": [2], "tie_word_embeddings": True, "mamba_d_state": 5}),
     ("bamba", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}),
+    ("bamba", {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.45}}),
+    ("bamba", {"attn_layer_indices": None, "time_step_limit": (0.0, 0.6)}),
+    ("bamba", {"head_dim": 24, "attention_bias": True}),
 ]
 IDS = [f"{family}-{','.join(config) or 'base'}" for family, config in CASES]
 
@@ -47,6 +55,13 @@ def test_logits_are_those_of_transformers(make_reference, family, config):
 def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference, chunk):
     ids = tokens(259, 70)
     assert_close(all_logits(reference.path, ids, prefill_chunk=chunk), reference.logits(ids))
+
+
+@pytest.mark.parametrize("family", ["granite", "bamba"])
+def test_steps_of_the_recurrence_keep_to_their_limits_token_by_token(make_reference, family):
+    reference = make_reference(family=family, seed=3, time_step_limit=(0.5, 0.8))
+    ids = tokens(259, 40)
+    assert_close(all_logits(reference.path, ids, prefill_chunk=1), reference.logits(ids))
 
 
 @pytest.mark.parametrize("policy", ["split", "unified"])

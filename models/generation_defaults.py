@@ -1,0 +1,72 @@
+"""How a checkpoint wants its text to be generated where a caller doesn't say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from blockstride.models.engine.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+TOP_K = 50
+"""What transformers takes where a file asks for draws and says nothing of their number."""
+
+NEUTRAL: dict[str, object] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "min_p": 0.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "top_h": None,
+    "typical_p": 1.0,
+}
+"""What changes the next token in transformers and not here, and the value that changes nothing."""
+
+
+def default_params(generation: Mapping[str, Any] | None) -> SamplingParams:
+    """The sampling parameters in a parsed generation_config.json, as transformers understands them.
+
+    `do_sample` is what makes draws of a temperature; without it the most likely token is taken, as
+    without a file. Tokens that end a text are the model's, not these parameters'. What can't be
+    done here is logged by name.
+
+    Args:
+        generation: The file; None where there is none.
+
+    Raises:
+        TypeError: A value of another type.
+        ValueError: A value out of its range.
+    """
+    said = {key: value for key, value in (generation or {}).items() if value is not None}
+    without = [key for key, neutral in NEUTRAL.items() if said.get(key, neutral) != neutral]
+    for key in without:
+        logger.warning(
+            "generation_config.json: %s=%s has no counterpart here and changes nothing",
+            key,
+            said[key],
+        )
+    is_drawn = bool(said.get("do_sample"))
+    values = {
+        "max_tokens": said.get("max_new_tokens"),
+        "temperature": said.get("temperature", 1.0) if is_drawn else None,
+        "top_k": said.get("top_k", TOP_K if is_drawn else None),
+        "top_p": said.get("top_p"),
+        "stop": said.get("stop_strings"),
+    }
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,208 @@
+"""A key of a config.json means what it means to transformers: its place, default and null."""
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+import transformers
+from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    GraniteMoeHybridRotaryEmbedding,
+)
+
+from blockstride.models import BambaModel, GraniteHybridModel, JambaModel
+from blockstride.models.checkpoint_files import read_json
+from blockstride.models.loading import MODELS
+
+ROTARY = {"bamba": BambaRotaryEmbedding, "granitemoehybrid": GraniteMoeHybridRotaryEmbedding}
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "mamba_expand": 3,
+    "mamba_conv_bias": False,
+    "mamba_proj_bias": True,
+    "rms_norm_eps": 2e-5,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+MAMBA2 = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 12,
+    "mamba_n_groups": 2,
+    "attention_bias": True,
+    "time_step_limit": [0.1, 0.7],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+FILES = {
+    "bamba": {**SIZES, **MAMBA2, "attn_layer_indices": [1, 2]},
+    "granitemoehybrid": {
+        **SIZES,
+        **MAMBA2,
+        "layer_types": ["mamba", "attention", "linear_attention", "full_attention"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 80,
+        "position_embedding_type": "rope",
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 5.0,
+    },
+    "jamba": {
+        **SIZES,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "expert_layer_period": 3,
+        "expert_layer_offset": 0,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "mamba_dt_rank": 9,
+    },
+}
+KEYS = [(family, key) for family, file in FILES.items() for key in file]
+# what a published file may say in a place where transformers doesn't look, or in two of them
+PLACES = [
+    {"partial_rotary_factor": 0.25},
+    {"rope_parameters": {"rope_theta": 90.0, "partial_rotary_factor": 0.25}},
+    {"rope_parameters": None, "rope_theta": 70.0},
+    {"rope_parameters": None, "rope_scaling": {"type": "default"}, "rope_theta": 70},
+    {"rope_parameters": {"rope_theta": 90.0}, "rope_theta": 70.0},
+    {"rope_parameters": {"rope_theta": 90.0}, "rope_scaling": {"rope_theta": 30.0}},
+    {"rope_parameters": {}, "rope_scaling": None},
+    {"rope_parameters": {"hidden_size": 32, "head_dim": 8, "num_attention_heads": 2}},
+    {"num_local_experts": 4},
+    {"num_experts": 4},
+    {"layers_block_type": ["attention", "mamba", "mamba", "mamba"]},
+    {"time_step_min": 0.2, "time_step_max": 0.3, "time_step_floor": 0.25},
+    {"attn_layer_indices": [0]},
+    {"n_groups": 4, "expand": 4, "rope": False, "sliding_window": 4},
+]
+
+
+def ours(family, values):
+    """What our model makes of a file."""
+    kind = MODELS[family]
+    config = kind.read_config({"model_type": family, **values})
+    said = {field.name: getattr(config, field.name) for field in fields(config)}
+    said["num_key_value_heads"] = config.num_kv_heads
+    said["head_dim"] = config.head_size
+    layers = [config.has_attention(i) for i in range(config.num_hidden_layers)]
+    said |= {"attention": layers, "frequencies": None, "rope_theta": None}
+    if family == "jamba":
+        said["mamba_dt_rank"] = config.dt_rank
+        said["experts"] = [config.has_experts(i) for i in range(config.num_hidden_layers)]
+    else:
+        said["mamba_d_head"] = config.d_inner // config.mamba_n_heads
+        model = object.__new__(kind)
+        model.device = torch.device("cpu")
+        model.configure(config)
+        said["frequencies"] = None if model.rotary is None else model.rotary.frequencies.tolist()
+    for name in ("layer_types", "attn_layer_indices", "partial_rotary_factor"):
+        said.pop(name, None)
+    return said
+
+
+def theirs(family, values, keys):
+    """The same, of transformers' config and of what its model makes of that."""
+    config = transformers.CONFIG_MAPPING[family].from_dict({"model_type": family, **values})
+    said = {key: getattr(config, key, None) for key in keys}
+    size = config.hidden_size // config.num_attention_heads
+    said["head_dim"] = getattr(config, "head_dim", None) or size
+    attention = [kind in ("attention", "full_attention") for kind in config.layers_block_type]
+    said |= {"attention": attention, "frequencies": None, "rope_theta": None}
+    if family == "jamba":
+        said["experts"] = [count > 1 for count in config.layers_num_experts]
+    elif getattr(config, "position_embedding_type", "rope") == "rope":
+        said["frequencies"] = ROTARY[family].compute_default_rope_parameters(config)[0].tolist()
+    return said
+
+
+def expect_equal(family, values):
+    mine = error = None
+    try:
+        mine = ours(family, values)
+    except ValueError as refusal:
+        error = refusal
+    try:
+        expected = theirs(family, values, mine or ())
+    except Exception:
+        # what transformers can't run has no meaning to agree on
+        return
+    assert error is None, error
+    for key, value in expected.items():
+        if value is None and mine[key] is not None:
+            # a number that is null: its model can't be made; a switch that is: off
+            assert mine[key] is False or type(mine[key]) is not bool, key
+            continue
+        assert mine[key] == value, key
+
+
+@pytest.mark.parametrize(("family", "key"), KEYS)
+def test_a_key_that_is_absent_or_null_means_what_transformers_takes(family, key):
+    file = FILES[family]
+    expect_equal(family, {name: value for name, value in file.items() if name != key})
+    expect_equal(family, {**file, key: None})
+
+
+@pytest.mark.parametrize("said", PLACES, ids="-".join)
+@pytest.mark.parametrize("family", FILES)
+def test_a_key_counts_in_the_places_where_transformers_looks(family, said):
+    expect_equal(family, {**FILES[family], **said})
+
+
+@pytest.mark.parametrize("family", FILES)
+def test_a_file_that_says_nothing_has_all_defaults_of_transformers(family):
+    for values in ({}, FILES[family]):
+        mine = ours(family, values)
+        expected = theirs(family, values, mine)
+        assert {key: expected[key] for key in mine} == mine
+
+
+def test_all_keys_that_are_read_are_tried():
+    for family, model in (
+        ("bamba", BambaModel),
+        ("granitemoehybrid", GraniteHybridModel),
+        ("jamba", JambaModel),
+    ):
+        read = {field.name for field in fields(model.config_type)}
+        elsewhere = {"rope_theta", "partial_rotary_factor", "hidden_act", "mlp_bias"}
+        assert read - elsewhere == FILES[family].keys() - {"rope_parameters"}
+
+
+@pytest.mark.parametrize("infinity", ["Infinity", '{"__float__": "Infinity"}'])
+def test_infinity_has_two_spellings(infinity, tmp_path):
+    file = tmp_path / "config.json"
+    values = json.dumps({"model_type": "bamba", **FILES["bamba"], "time_step_limit": [0.1, "X"]})
+    file.write_text(values.replace('"X"', infinity))
+    config = BambaModel.read_config(read_json(file))
+    assert config.time_step_limit == (0.1, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"time_step_limit": [0.5, 0.1]}, "time_step_limit: expected two numbers"),
+        ({"time_step_limit": [0.5]}, "time_step_limit: expected two numbers"),
+        ({"time_step_limit": "none"}, "time_step_limit: expected two numbers"),
+        ({"mamba_d_head": 13}, "mamba_d_head: expected 'auto' or 12, got 13"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "rope_type: .* got 'linear'"),
+        ({"rope_scaling": {"type": "su"}}, "rope_type: expected 'default', got 'su'"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: expected the same for"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta: expected a positive number"),
+        ({"rope_parameters": [1]}, "rope_parameters: expected an object"),
+        ({"rope_parameters": {"partial_rotary_factor": -1}}, "partial_rotary_factor: expected"),
+    ],
+)
+@pytest.mark.parametrize("family", ["bamba", "granitemoehybrid"])
+def test_what_cannot_be_is_refused_by_key(family, said, message):
+    with pytest.raises(ValueError, match=message):
+        ours(family, {**FILES[family], **said})
