@@ -74,3 +74,23 @@ def linear(
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch_linear(x, weight, bias)
+
+
+def linear_in_float32(
+    x: Float[Tensor, "num_rows dim"], weight: Float[Tensor, "dim_out dim"]
+) -> Float[Tensor, "num_rows dim_out"]:
+    """What `linear` gives on a CPU, in float32 whatever the dtype of its arguments is.
+
+    A CPU rounds a product to the dtype of its operands. What that took away is found by a second
+    product, from which the rounded one is subtracted before it is rounded in turn.
+    """
+    y = linear(x, weight)
+    if y.dtype is torch.float32:
+        return y
+    rest = y.neg()
+    if weight.is_mkldnn:
+        rest = torch.ops.mkldnn._linear_pointwise.binary(x, rest, weight, None, "add")
+    else:
+        rest = torch.addmm(rest, x, weight.T)
+    # a sum past the largest float16 stays infinite
+    return rest.float().nan_to_num_(0.0, 0.0, 0.0).add_(y)

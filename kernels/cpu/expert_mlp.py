@@ -1,4 +1,8 @@
-"""Mixture of experts for CPUs: tokens sorted by expert, then two products an expert."""
+"""Mixture of experts for CPUs: tokens sorted by expert, then two products an expert.
+
+All sums stay in float32 until the last; of narrower inputs only the activations between the two
+products are rounded, since they are an operand of the second.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +10,7 @@ from torch import Tensor
 from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.silu_and_mul import silu_and_mul
 from blockstride.kernels.expert_mlp import PackedExperts
-from blockstride.kernels.linear import linear
+from blockstride.kernels.linear import linear_in_float32
 
 Matrices = Tensor | PackedExperts
 
@@ -34,17 +38,18 @@ def expert_mlp(
     tokens = order // top_k
     # five times as fast as `x[tokens]`
     rows = x.index_select(0, tokens)
-    outputs = x.new_empty(len(order), x.shape[1])
+    outputs = torch.empty(len(order), x.shape[1])
     start = 0
     for expert, count in enumerate(chosen.bincount(minlength=num_experts).tolist()):
         if count > 0:
             stop = start + count
             outputs[start:stop] = _swiglu(rows[start:stop], gate_ups[expert], downs[expert])
             start = stop
-    out.index_add_(0, tokens, outputs.float() * weights[order, None])
+    out.index_add_(0, tokens, outputs.mul_(weights[order, None]))
     return out.to(x.dtype)
 
 
 def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """One expert, for the rows that chose it."""
-    return linear(silu_and_mul(linear(x, gate_up), out=None), down)
+    """One expert, for the rows that chose it, in float32."""
+    inner = silu_and_mul(linear_in_float32(x, gate_up), out=None)
+    return linear_in_float32(inner.to(x.dtype), down)

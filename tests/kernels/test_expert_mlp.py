@@ -57,6 +57,29 @@ def test_outputs_are_the_weighed_sum_of_the_chosen_experts(row, assert_accurate)
     assert_accurate(out, mixture(inputs, torch.float64), plain)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("hidden", [64, 288], ids=["stacked", "packed"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_of_narrow_inputs_nothing_is_rounded_but_the_activations(num_tokens, hidden, dtype):
+    """The sum over experts would otherwise carry the error of every product."""
+    inputs = make(num_tokens, hidden=hidden, inner=256, dtype=dtype)
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    exact, rounded = mixture(wide, torch.float64), torch.zeros(num_tokens, hidden)
+    for (token, k), expert in zip(
+        torch.cartesian_prod(torch.arange(num_tokens), torch.arange(2)).tolist(),
+        inputs["expert_ids"].flatten().tolist(),
+        strict=True,
+    ):
+        gate, up = (wide["gate_up"][expert] @ wide["x"][token]).float().chunk(2)
+        activation = (silu(gate) * up).to(dtype).double()
+        output = (wide["down"][expert] @ activation).float()
+        rounded[token] += inputs["expert_weights"][token, k] * output
+    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("gate_up", "down")}
+    out = expert_mlp(**(inputs | packed))
+    error = (out.double() - exact).square().mean()
+    assert error <= 1.02 * (rounded.to(dtype).double() - exact).square().mean()
+
+
 def test_experts_that_no_token_chose_are_not_read():
     inputs = make(top_k=1)
     inputs["expert_ids"] = torch.tensor([1, 3] * 4 + [1])[:, None]
