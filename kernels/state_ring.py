@@ -15,8 +15,8 @@ class StateRing(NamedTuple):
     Attributes:
         x: `[num_blocks, length, num_heads, head_dim]`, each token's input times its step size.
         B: `[num_blocks, length, num_groups, d_state]`, each token's input projection.
-        log_decay: `[num_blocks, length, num_heads]` float32, the logarithm of what is left of the
-            state after each token.
+        log_decay: `[num_blocks, length, num_heads]` float32, the logarithm of what each token
+            leaves of the state before it.
         held: `[num_blocks, num_heads]` float32, how many tokens the ring holds. All heads hold as
             many; each has a number of its own, so that no two programs share one.
     """

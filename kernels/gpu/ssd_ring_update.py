@@ -1,9 +1,11 @@
 """Decode steps of Mamba-2 that read a state and write it only when a ring of inputs is full.
 
 One program takes one head of one sequence. A step needs no new state for its output: with `T` the
-logarithm of the decay since the state `S` was written, and `T_i` that up to token `i` of the ring,
-`y = exp(T) * S @ C + sum_i exp(T - T_i) * (B_i @ C) * x_i`, the new token among them. No exponent
-is positive, since decays only add up. When the ring is full, `S` takes in its tokens the same way.
+logarithm of the decay since the state `S` was written, and `T_i` that since token `i` of the ring,
+`y = exp(T) * S @ C + sum_i exp(T_i) * (B_i @ C) * x_i`, the new token among them. A ring keeps each
+token's own decay, of which these are sums: differences of sums would be NaN after a decay to zero,
+and would lose small decays beside a large one. When the ring is full, `S` takes in its tokens the
+same way.
 
 Bytes per step and row: `d_state` states read, and `2 / (length + 1)` as many on average to write
 them; an update without a ring writes as many as it reads. Source: Dao and Gu, "Transformers are
@@ -31,7 +33,7 @@ def load_group(
     ptr, stride_state, D_STATE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """What the rows of a head share, by parts of its states."""
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
     one_row = tl.full([1], True, tl.int1)
     return load_parts(ptr + offs_n * stride_state, stride_state, one_row, D_STATE, PARTS, BLOCK_N)
 
@@ -47,32 +49,32 @@ def overlaps(rows, C, PARTS: tl.constexpr):
 
 @triton.jit
 def ring_shares(
-    log_decay, count, C, B_ptr, log_decay_ptr, stride_B_slot, stride_B_state, stride_log_decay_slot,
+    newest, logs, count, C, B_ptr, stride_B_slot, stride_B_state, INDEX: tl.constexpr,
     D_STATE: tl.constexpr, BLOCK_L: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """How much of the input of each token in the ring is in the output; zero for empty slots."""
     offs_l = tl.arange(0, BLOCK_L)
-    held = offs_l < count
-    B_ptr += offs_l[:, None] * stride_B_slot + tl.arange(0, BLOCK_N)[None, :] * stride_B_state
-    B = load_parts(B_ptr, stride_B_state, held, D_STATE, PARTS, BLOCK_N)
-    logs = tl.load(log_decay_ptr + offs_l * stride_log_decay_slot, mask=held, other=0.0)
-    since = tl.minimum(log_decay - logs, 0.0)
+    B_ptr += offs_l.to(INDEX)[:, None] * stride_B_slot
+    B_ptr += tl.arange(0, BLOCK_N).to(INDEX)[None, :] * stride_B_state
+    B = load_parts(B_ptr, stride_B_state, offs_l < count, D_STATE, PARTS, BLOCK_N)
+    is_later = offs_l[None, :] > offs_l[:, None]
+    since = newest + tl.sum(tl.where(is_later, logs[None, :], 0.0), axis=1)
     return tl.math.exp2(since * LOG2_E) * overlaps(B, C, PARTS)  # [BLOCK_L]
 
 
 @triton.jit
 def take_in(
-    state, log_decay, count, ring_x_ptr, ring_B_ptr, ring_log_decay_ptr, mask_m,
+    state, decay, newest, count, ring_x_ptr, ring_B_ptr, ring_log_decay_ptr, mask_m,
     stride_x_slot, stride_B_slot, stride_B_state, stride_log_decay_slot,
     D_STATE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Decay a tile of states and add the tokens of the ring, each decayed since it came."""
-    decay = tl.math.exp2(log_decay * LOG2_E)
+    since = newest
     decayed = ()
     for part in tl.static_range(PARTS):
         decayed += (state[part] * decay,)
-    for slot in range(count):
-        since = log_decay - tl.load(ring_log_decay_ptr + slot * stride_log_decay_slot)
+    for i in range(count):
+        slot = tl.cast(count - 1 - i, tl.int64)
         x = widened(tl.load(ring_x_ptr + slot * stride_x_slot, mask=mask_m, other=0.0))
         added = (x * tl.math.exp2(since * LOG2_E))[:, None]
         B_ptr = ring_B_ptr + slot * stride_B_slot
@@ -81,6 +83,7 @@ def take_in(
         for part in tl.static_range(PARTS):
             summed += (decayed[part] + added * B[part],)  # [BLOCK_M, BLOCK_N]
         decayed = summed
+        since += tl.load(ring_log_decay_ptr + slot * stride_log_decay_slot)
     return decayed
 
 
@@ -162,8 +165,9 @@ def ssd_ring_update_kernel(
         if not FOLDS:
             for row in range(0, HEAD_DIM, BLOCK_M):
                 offs_m = row + tl.arange(0, BLOCK_M)
+                places = out_ptr + offs_m.to(tl.int64) * stride_out_row
                 zeros = tl.zeros([BLOCK_M], out_ptr.dtype.element_ty)
-                tl.store(out_ptr + offs_m * stride_out_row, zeros, mask=offs_m < HEAD_DIM)
+                tl.store(places, zeros, mask=offs_m < HEAD_DIM)
         return
 
     ssm_state_ptr += block * stride_state_block + head * stride_state_head
@@ -174,8 +178,10 @@ def ssd_ring_update_kernel(
     count = tl.load(ring_held_ptr).to(tl.int32)
     if FOLDS and count == 0:
         return
-    last_ptr = ring_log_decay_ptr + (count - 1) * stride_ring_log_decay_slot
-    log_decay = tl.load(last_ptr, mask=count > 0, other=0.0)
+    slot, newest = count.to(tl.int64), 0.0
+    offs_l = tl.arange(0, BLOCK_L)
+    log_ptrs = ring_log_decay_ptr + offs_l.to(tl.int64) * stride_ring_log_decay_slot
+    logs = tl.load(log_ptrs, mask=offs_l < count, other=0.0)
     is_full = count == LENGTH
     if FOLDS:
         is_full = count > 0
@@ -185,18 +191,17 @@ def ssd_ring_update_kernel(
             step += widened(tl.load(dt_bias_ptr + head))
         if DT_SOFTPLUS:
             step = softplus(step)
-        log_decay += tl.load(A_ptr + head) * step
+        newest = tl.load(A_ptr + head) * step
         B_ptr += sequence * stride_B_seq + group * stride_B_group
         B = load_group(B_ptr, stride_B_state, D_STATE, PARTS, BLOCK_N)
         C_ptr += sequence * stride_C_seq + group * stride_C_group
         C = load_group(C_ptr, stride_C_state, D_STATE, PARTS, BLOCK_N)
         own = tl.sum(overlaps(B, C, PARTS))
         shares = ring_shares(
-            log_decay, count, C, ring_B_ptr, ring_log_decay_ptr, stride_ring_B_slot,
-            stride_ring_B_state, stride_ring_log_decay_slot, D_STATE, BLOCK_L, PARTS, BLOCK_N,
+            newest, logs, count, C, ring_B_ptr, stride_ring_B_slot, stride_ring_B_state, INDEX,
+            D_STATE, BLOCK_L, PARTS, BLOCK_N,
         )  # fmt: skip
-        offs_l = tl.arange(0, BLOCK_L)
-    decay = tl.math.exp2(log_decay * LOG2_E)
+    decay = tl.math.exp2((newest + tl.sum(logs)) * LOG2_E)
 
     for row in range(0, HEAD_DIM, BLOCK_M):
         offs_m = row + tl.arange(0, BLOCK_M)
@@ -208,11 +213,12 @@ def ssd_ring_update_kernel(
         inner += tl.arange(0, BLOCK_N).to(INDEX)[None, :] * stride_state_state
         state_ptrs = ssm_state_ptr + inner
         state = load_parts(state_ptrs, stride_state_state, mask_m, D_STATE, PARTS, BLOCK_N)
-        kept_rows = ring_x_ptr + offs_m * stride_ring_x_row
+        rows = offs_m.to(tl.int64)
+        kept_rows = ring_x_ptr + rows * stride_ring_x_row
         if not FOLDS:
-            x = widened(tl.load(x_ptr + offs_m * stride_x_row, mask=mask_m, other=0.0))
+            x = widened(tl.load(x_ptr + rows * stride_x_row, mask=mask_m, other=0.0))
             added = step * x
-            kept_ptrs = kept_rows[:, None] + offs_l[None, :] * stride_ring_x_slot
+            kept_ptrs = kept_rows[:, None] + offs_l.to(INDEX)[None, :] * stride_ring_x_slot
             is_held = mask_m[:, None] & (offs_l < count)[None, :]
             kept = tl.load(kept_ptrs, mask=is_held, other=0.0)
             y = overlaps(state, C, PARTS) * decay + own * added
@@ -220,12 +226,12 @@ def ssd_ring_update_kernel(
             if D_ptr is not None:
                 y += widened(tl.load(D_ptr + head)) * x
             if z_ptr is not None:
-                y *= silu(widened(tl.load(z_ptr + offs_m * stride_z_row, mask=mask_m, other=0.0)))
+                y *= silu(widened(tl.load(z_ptr + rows * stride_z_row, mask=mask_m, other=0.0)))
             y = y.to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + offs_m * stride_out_row, y, mask=mask_m)
+            tl.store(out_ptr + rows * stride_out_row, y, mask=mask_m)
         if is_full:
             state = take_in(
-                state, log_decay, count, kept_rows, ring_B_ptr, ring_log_decay_ptr, mask_m,
+                state, decay, newest, count, kept_rows, ring_B_ptr, ring_log_decay_ptr, mask_m,
                 stride_ring_x_slot, stride_ring_B_slot, stride_ring_B_state,
                 stride_ring_log_decay_slot, D_STATE, PARTS, BLOCK_N,
             )  # fmt: skip
@@ -237,18 +243,18 @@ def ssd_ring_update_kernel(
             store_parts(state_ptrs, stride_state_state, state, mask_m, D_STATE, PARTS, BLOCK_N)
         elif not FOLDS:
             added = added.to(ring_x_ptr.dtype.element_ty)
-            tl.store(kept_rows + count * stride_ring_x_slot, added, mask=mask_m)
+            tl.store(kept_rows + slot * stride_ring_x_slot, added, mask=mask_m)
 
     # the count is written where another thread has yet to read
     tl.debug_barrier()
     if is_full:
         tl.store(ring_held_ptr, 0.0)
     elif not FOLDS:
-        new_ptr = ring_B_ptr + count * stride_ring_B_slot
-        new_ptr += tl.arange(0, BLOCK_N)[None, :] * stride_ring_B_state
+        new_ptr = ring_B_ptr + slot * stride_ring_B_slot
+        new_ptr += tl.arange(0, BLOCK_N).to(tl.int64)[None, :] * stride_ring_B_state
         one_row = tl.full([1], True, tl.int1)
         store_parts(new_ptr, stride_ring_B_state, B, one_row, D_STATE, PARTS, BLOCK_N)
-        tl.store(ring_log_decay_ptr + count * stride_ring_log_decay_slot, log_decay)
+        tl.store(ring_log_decay_ptr + slot * stride_ring_log_decay_slot, newest)
         tl.store(ring_held_ptr, count + 1.0)
 
 
@@ -331,7 +337,7 @@ def _launch(
         LENGTH=length,
         DT_SOFTPLUS=dt_softplus,
         FOLDS=x is None,
-        INDEX=index_dtype(2, ssm_state),
+        INDEX=index_dtype(3, ssm_state, ring.x, ring.B),
         BLOCK_M=block_m,
         BLOCK_L=next_power_of_2(length),
         PARTS=states // block_n,

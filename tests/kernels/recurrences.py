@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 Arguments = dict[str, Any]
 Tolerance = dict[str, float]
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 EXACT: Tolerance = {"rtol": 0.0, "atol": 0.0}
@@ -203,6 +203,12 @@ def at_extremes(inputs: Arguments, step: float, rate: float) -> Arguments:
     length = torch.tensor(step, dtype=torch.float64)
     dt = torch.full_like(inputs["dt"], float(length if step > 20 else length.expm1().log()))
     return inputs | {"dt": dt, "dt_bias": None, "A": inputs["A"] * rate}
+
+
+def assert_close_by_row(actual: Tensor, exact: Tensor, tolerance: float = 1e-4) -> None:
+    """Close to float64, each entry of the first axis by the size of its own numbers."""
+    scale = exact.abs().flatten(1).amax(1).clamp(min=1).view(-1, *[1] * (exact.dim() - 1))
+    torch.testing.assert_close(actual.double() / scale, exact / scale, rtol=0, atol=tolerance)
 
 
 def turned(tensor: Tensor) -> Tensor:

@@ -12,7 +12,18 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from blockstride.kernels import StateRing
-from tests.kernels.recurrences import EXACT, NAN, Arguments, Tolerance, as_step, by_token, ssd
+from tests.kernels.gpu.support.recurrences import recurrence
+from tests.kernels.recurrences import (
+    EXACT,
+    INF,
+    NAN,
+    Arguments,
+    Tolerance,
+    as_step,
+    assert_close_by_row,
+    by_token,
+    ssd,
+)
 
 
 class Rings(NamedTuple):
@@ -74,6 +85,23 @@ def test_sequences_fill_their_rings_apart(rings):
     together = rings.stepped(inputs, range(4))
     first = rings.stepped(alone | {name: inputs[name][:1] for name in names}, range(4))
     assert_close(first, together[:1], **rings.in_company)
+
+
+@pytest.mark.parametrize("fold_after", [2, 4, 6])
+def test_after_a_decay_to_zero_a_ring_keeps_the_small_ones(rings, fold_after):
+    """Neither a difference of two infinite sums, nor one of two huge ones, tells them."""
+    prompts = ssd(lengths=(6, 6), num_heads=4, num_groups=1, head_dim=16, dt_bias=False)
+    prompts["A"][0], prompts["A"][1] = -INF, -1e8
+    # a token that lets all heads forget, and brings nothing
+    prompts["dt"][1::6], prompts["x"][1::6] = 1e30, 0
+    exact, states = recurrence(**prompts)
+    inputs = with_ring(prompts, 6, length=5)
+    outs = []
+    for steps in (range(fold_after), range(fold_after, 6)):
+        outs += [rings.stepped(inputs, range(t, t + 1)) for t in steps]
+        rings.folded(inputs)
+    assert_close_by_row(torch.cat(outs, dim=1).flatten(0, 1), exact)
+    assert_close_by_row(inputs["ssm_state"], states)
 
 
 def test_padding_gives_zeros_and_touches_neither_states_nor_rings(rings, assert_same_bits):
