@@ -4,7 +4,14 @@ import torch
 from jaxtyping import Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.checks import CACHE_DTYPES, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    CACHE_DTYPES,
+    INT32,
+    expect,
+    expect_tensor,
+    shape_of,
+    values_are_readable,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -57,8 +64,8 @@ def block_copy(
 
 
 def _expect_distinct(destination_blocks: Tensor) -> None:
-    """Raise if a block would be written twice; on a GPU reading the ids would stop the stream."""
-    if destination_blocks.is_cuda:
+    """Raise if a block would be written twice, where values are readable."""
+    if not values_are_readable(destination_blocks):
         return
     blocks = [block for block in destination_blocks.tolist() if block > 0]
     if len(set(blocks)) != len(blocks):

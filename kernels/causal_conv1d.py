@@ -5,16 +5,9 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import (
-    BOOL,
-    FLOATS,
-    INT32,
-    expect,
-    expect_query_start_loc,
-    expect_tensor,
-    shape_of,
-)
+from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
+from blockstride.kernels.sequences import expect_prompts, expect_step
 
 MAX_NEW_TOKENS = 8
 MAX_WIDTH = 8
@@ -45,10 +38,11 @@ def causal_conv1d(
             outer (DS) or taps outer (SD). Written in place; of a sequence shorter than
             `width - 1` tokens the kept inputs reach back into its initial state. A state is read
             only where `has_initial_state` says that there is one.
-        state_indices: State block of each sequence. For an id <= 0 nothing is read or written,
-            and the sequence's rows of the result are zero.
+        state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
+            read or written, and the sequence's rows of the result are zero.
         query_start_loc: Prefix sum of the sequences' lengths in tokens. A sequence without tokens
-            leaves its state block as it is.
+            leaves its state block as it is. Rows behind the last sequence are zero in the
+            result.
         has_initial_state: Whether a sequence continues from its state block or starts from zero.
         activation: `"silu"`, or `None` for none.
         out: Where the result goes; it must not overlap `x`.
@@ -57,19 +51,15 @@ def causal_conv1d(
         The output of each token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device or the activation does not fit, or `query_start_loc` does not
-            cut the tokens.
+        ValueError: A shape, a device or the activation does not fit; where values are readable
+            (see `checks`), lengths do not cut the rows, or a block is past the pool or named twice.
         TypeError: A dtype is not accepted.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.4.
     """
     num_tokens, _ = shape_of(x, "x", 2)
-    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     _expect_convolution(x, weight, bias, conv_state, activation, out)
-    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
-    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
-    expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
-    expect_query_start_loc(query_start_loc, num_tokens)
+    expect_prompts(num_tokens, conv_state, state_indices, query_start_loc, has_initial_state)
     run = implementation("causal_conv1d", "causal_conv1d", runs_on_triton(x))
     return run(
         x,
@@ -111,7 +101,8 @@ def causal_conv1d_update(
         The output of each new token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device, the activation or the number of new tokens does not fit.
+        ValueError: A shape, a device, the activation or the number of new tokens does not fit, or
+            on a CPU a block is past the pool.
         TypeError: A dtype is not accepted.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.4.
@@ -119,6 +110,7 @@ def causal_conv1d_update(
     num_seqs, num_new, _ = shape_of(x, "x", 3)
     _expect_convolution(x, weight, bias, conv_state, activation, out)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
+    expect_step(state_indices, conv_state)
     if not 1 <= num_new <= MAX_NEW_TOKENS:
         expect(False, "x", f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
     run = implementation("causal_conv1d", "causal_conv1d_update", runs_on_triton(x))

@@ -3,17 +3,9 @@
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checkpoints import expect_checkpoints
-from blockstride.kernels.checks import (
-    BOOL,
-    FLOATS,
-    INT32,
-    expect,
-    expect_query_start_loc,
-    expect_tensor,
-    shape_of,
-)
+from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
+from blockstride.kernels.sequences import expect_prompts, expect_step
 
 MAX_KEY_DIM = 256
 
@@ -53,7 +45,8 @@ def gated_delta_rule(
         state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
             read or written, and the sequence's rows of the result are zero.
         query_start_loc: Prefix sum of the sequences' lengths in tokens. A sequence without tokens
-            leaves its state block as it is.
+            leaves its state block as it is. Rows behind the last sequence are zero in the
+            result.
         has_initial_state: Whether a sequence continues from its state block or starts from zero.
         scale: Factor of the outputs; `head_k_dim ** -0.5` if not given.
         qk_l2norm: Whether queries and keys are first brought to unit length,
@@ -69,18 +62,18 @@ def gated_delta_rule(
         The output of each token in the dtype of `v`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device, the number of heads or the order of checkpoints does not
-            fit, or `query_start_loc` does not cut the tokens.
+        ValueError: A shape, a device or the number of heads does not fit; where values are readable
+            (see `checks`), lengths do not cut the rows, checkpoints descend, or a block is past the
+            pool or named twice.
         TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
 
     Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
     """
-    (num_seqs,), device = shape_of(state_indices, "state_indices", 1), q.device
     _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
-    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
-    expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, device)
-    expect_query_start_loc(query_start_loc, q.shape[0])
-    expect_checkpoints(checkpoint_tokens, checkpoint_indices, q)
+    expect_prompts(
+        q.shape[0], ssm_state, state_indices, query_start_loc, has_initial_state,
+        checkpoint_tokens, checkpoint_indices,
+    )  # fmt: skip
     run = implementation("gated_delta_rule", "gated_delta_rule", runs_on_triton(q))
     return run(
         q,
@@ -132,7 +125,8 @@ def gated_delta_rule_update(
         The output of each sequence in the dtype of `v`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device or the number of heads does not fit.
+        ValueError: A shape, a device or the number of heads does not fit, or on a CPU a block is
+            past the pool.
         TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
 
     Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
@@ -140,6 +134,7 @@ def gated_delta_rule_update(
     num_seqs, _, _ = shape_of(q, "q", 3)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, q.device)
     _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
+    expect_step(state_indices, ssm_state)
     run = implementation("gated_delta_rule", "gated_delta_rule_update", runs_on_triton(q))
     scale = k.shape[2] ** -0.5 if scale is None else scale
     return run(

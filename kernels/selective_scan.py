@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checkpoints import expect_checkpoints
-from blockstride.kernels.checks import BOOL, INT32, expect_query_start_loc, expect_tensor, shape_of
+from blockstride.kernels.checks import shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_recurrence
+from blockstride.kernels.sequences import expect_prompts
 
 
 def selective_scan(
@@ -42,10 +42,11 @@ def selective_scan(
         C: Output projection of each token.
         ssm_state: Pool of states with any strides, written in place. A state is read only where
             `has_initial_state` says that there is one.
-        state_indices: State block of each sequence. For an id <= 0 nothing is read or written,
-            and the sequence's rows of the result are zero.
+        state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
+            read or written, and the sequence's rows of the result are zero.
         query_start_loc: Prefix sum of the sequences' lengths in tokens. A sequence without tokens
-            leaves its state block as it is.
+            leaves its state block as it is. Rows behind the last sequence are zero in the
+            result.
         has_initial_state: Whether a sequence continues from its state block or starts from zero.
         D: Skip connection.
         z: Gate.
@@ -62,7 +63,9 @@ def selective_scan(
         The output of each token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape or a device does not fit, or `query_start_loc` does not cut the tokens.
+        ValueError: A shape or a device does not fit; where values are readable (see `checks`),
+            lengths do not cut the rows, checkpoints descend, or a block is past the pool or named
+            twice.
         TypeError: A dtype is not accepted.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.2.
@@ -70,10 +73,10 @@ def selective_scan(
     num_tokens, _ = shape_of(x, "x", 2)
     (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
-    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, x.device)
-    expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, x.device)
-    expect_query_start_loc(query_start_loc, num_tokens)
-    expect_checkpoints(checkpoint_tokens, checkpoint_indices, x)
+    expect_prompts(
+        num_tokens, ssm_state, state_indices, query_start_loc, has_initial_state,
+        checkpoint_tokens, checkpoint_indices,
+    )  # fmt: skip
     run = implementation("selective_scan", "selective_scan", runs_on_triton(x))
     return run(
         x,

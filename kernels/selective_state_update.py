@@ -6,6 +6,7 @@ from torch import Tensor
 from blockstride.kernels.checks import shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_new_tokens, expect_recurrence
+from blockstride.kernels.sequences import expect_step
 
 
 def selective_state_update(
@@ -48,7 +49,8 @@ def selective_state_update(
         The output of each token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device or the number of new tokens does not fit.
+        ValueError: A shape, a device or the number of new tokens does not fit, or on a CPU
+            a block is past the pool.
         TypeError: A dtype is not accepted.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 3.2.
@@ -56,6 +58,7 @@ def selective_state_update(
     num_seqs, *num_new, _ = shape_of(x, "x", 2, 3)
     expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
     expect_new_tokens(num_new)
+    expect_step(state_indices, ssm_state)
     run = implementation("selective_state_update", "selective_state_update", runs_on_triton(x))
     return run(
         x,

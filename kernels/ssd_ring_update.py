@@ -6,6 +6,7 @@ from torch import Tensor
 from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import MAX_D_STATE, expect_head_recurrence
+from blockstride.kernels.sequences import expect_step
 from blockstride.kernels.state_ring import StateRing
 
 MAX_RING_LENGTH = 16
@@ -53,7 +54,8 @@ def ssd_ring_update(
         The output of each sequence in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device, the number of groups or the length of the ring does not fit.
+        ValueError: A shape, a device, the number of groups or the length of the ring does not fit,
+            or on a CPU a block is past the pool.
         TypeError: A dtype is not accepted.
 
     Source: Dao and Gu, "Transformers are SSMs", 6: the quadratic form, over the tokens of a ring.
@@ -93,7 +95,8 @@ def fold_state_ring(
         state_indices: State blocks, none of them twice. For an id <= 0 nothing is read or written.
 
     Raises:
-        ValueError: A shape, a device or the length of the ring does not fit.
+        ValueError: A shape, a device or the length of the ring does not fit, or on a CPU a block is
+            past the pool.
         TypeError: A dtype is not accepted.
     """
     shape = shape_of(ssm_state, "ssm_state", 4)
@@ -117,6 +120,7 @@ def _expect_ring(
     expect_tensor(ring.log_decay, "ring.log_decay", (*slots, num_heads), FLOAT32, device)
     expect_tensor(ring.held, "ring.held", (num_blocks, num_heads), FLOAT32, device)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
+    expect_step(state_indices, ssm_state)
     if not 1 <= length <= MAX_RING_LENGTH:
         expect(False, "ring", f"from 1 to {MAX_RING_LENGTH} tokens", length)
     if not 1 <= d_state <= MAX_D_STATE:

@@ -3,17 +3,10 @@
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checkpoints import expect_checkpoints
-from blockstride.kernels.checks import (
-    BOOL,
-    INT32,
-    expect,
-    expect_query_start_loc,
-    expect_tensor,
-    shape_of,
-)
+from blockstride.kernels.checks import expect, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_head_recurrence
+from blockstride.kernels.sequences import expect_prompts
 
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 MAX_HEAD_DIM = 256
@@ -57,7 +50,8 @@ def ssd_scan(
         state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
             read or written, and the sequence's rows of the result are zero.
         query_start_loc: Prefix sum of the sequences' lengths in tokens. A sequence without tokens
-            leaves its state block as it is.
+            leaves its state block as it is. Rows behind the last sequence are zero in the
+            result.
         has_initial_state: Whether a sequence continues from its state block or starts from zero.
         D: Skip connection of each head.
         z: Gate.
@@ -77,25 +71,25 @@ def ssd_scan(
         The output of each token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device, the number of groups, the chunk size, or the order of
-            checkpoints does not fit, or `query_start_loc` does not cut the tokens.
+        ValueError: A shape, a device, the number of groups or the chunk size does not fit; where
+            values are readable (see `checks`), lengths do not cut the rows, checkpoints descend, or
+            a block is past the pool or named twice.
         TypeError: A dtype is not accepted; `x`, `B` and `C` have the same one.
 
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
     Structured State Space Duality", 6.
     """
     num_tokens, _, head_dim = shape_of(x, "x", 3)
-    (num_seqs,), device = shape_of(state_indices, "state_indices", 1), x.device
+    device = x.device
     expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     expect_tensor(B, "B", tuple(B.shape), (x.dtype,), device)
     expect_tensor(C, "C", tuple(C.shape), (x.dtype,), device)
-    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
-    expect_tensor(query_start_loc, "query_start_loc", (num_seqs + 1,), INT32, device)
-    expect_tensor(has_initial_state, "has_initial_state", (num_seqs,), BOOL, device)
-    expect_query_start_loc(query_start_loc, num_tokens)
     expect(1 <= head_dim <= MAX_HEAD_DIM, "x", f"heads of 1 to {MAX_HEAD_DIM}", head_dim)
     expect(chunk_size in CHUNK_SIZES, "chunk_size", f"one of {CHUNK_SIZES}", chunk_size)
-    expect_checkpoints(checkpoint_tokens, checkpoint_indices, x)
+    expect_prompts(
+        num_tokens, ssm_state, state_indices, query_start_loc, has_initial_state,
+        checkpoint_tokens, checkpoint_indices,
+    )  # fmt: skip
     run = implementation("ssd_scan", "ssd_scan", runs_on_triton(x))
     return run(
         x,

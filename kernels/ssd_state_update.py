@@ -6,6 +6,7 @@ from torch import Tensor
 from blockstride.kernels.checks import INT32, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import expect_head_recurrence, expect_new_tokens
+from blockstride.kernels.sequences import expect_step
 
 
 def ssd_state_update(
@@ -50,7 +51,8 @@ def ssd_state_update(
         The output of each token in the dtype of `x`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device, the number of groups or of new tokens does not fit.
+        ValueError: A shape, a device, the number of groups or of new tokens does not fit, or
+            on a CPU a block is past the pool.
         TypeError: A dtype is not accepted.
 
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
@@ -60,6 +62,7 @@ def ssd_state_update(
     expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_new_tokens(num_new)
+    expect_step(state_indices, ssm_state)
     run = implementation("ssd_state_update", "ssd_state_update", runs_on_triton(x))
     return run(
         x,

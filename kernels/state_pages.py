@@ -6,7 +6,14 @@ import torch
 from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    FLOATS,
+    INT32,
+    expect,
+    expect_tensor,
+    shape_of,
+    values_are_readable,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.state_field import StateField
 
@@ -100,8 +107,8 @@ def copy_state(
 
 
 def _expect_apart(source_indices: Tensor, destination_indices: Tensor) -> None:
-    """Raise if the order of copies would matter; on a GPU reading the ids would stop the stream."""
-    if source_indices.is_cuda:
+    """Raise if the order of copies would matter, where values are readable."""
+    if not values_are_readable(source_indices):
         return
     pairs = zip(source_indices.tolist(), destination_indices.tolist(), strict=True)
     copies = [pair for pair in pairs if min(pair) > 0 and pair[0] != pair[1]]

@@ -30,6 +30,7 @@ from blockstride.kernels.cpu.tensors import (
     float_states,
     float_vector,
     result_like,
+    zero_slack,
 )
 from blockstride.kernels.cpu.vector_math import fma, silu
 
@@ -146,6 +147,7 @@ def causal_conv1d(
         (starts.data_ptr(), initial.data_ptr()), 0, activation,
         (rows.data_ptr(), 0, rows.stride()[0]), (result.data_ptr(), 0, result.stride()[0]),
     )  # fmt: skip
+    zero_slack(result, query_start_loc)
     return delivered(result, out, x.dtype)
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.tensors import float_states
 
 
@@ -41,7 +40,6 @@ def float_states_of_step(
         reached = _reached(checkpoint_tokens, query_start_loc, touched)
         touched = torch.cat([touched, reached & (checkpoint_indices > 0)])
         blocks = torch.cat([blocks, checkpoint_indices])
-    expect_blocks(blocks.tolist(), "state_indices", len(states))
     with float_states(states, blocks, touched) as (wide, indices):
         kept = None if checkpoint_indices is None else indices[num_seqs:]
         yield wide, indices[:num_seqs], kept
@@ -83,7 +81,6 @@ class LiveSequence(NamedTuple):
 
 
 def live_sequences(
-    states: Tensor,
     state_indices: Tensor,
     query_start_loc: Tensor,
     checkpoint_tokens: Tensor | None,
@@ -92,31 +89,18 @@ def live_sequences(
     """The sequences of a step that are not padding and not empty.
 
     Args:
-        states: Pool of states, one for each block.
         state_indices: State block of each sequence.
         query_start_loc: Prefix sum of the sequences' lengths.
         checkpoint_tokens: Rows of the step, ascending.
         checkpoint_indices: State block of each of them.
-
-    Raises:
-        ValueError: A block lies past the end of the pool.
     """
     kept: list[tuple[int, int]] = []
     if checkpoint_tokens is not None and checkpoint_indices is not None:
-        blocks = checkpoint_indices.tolist()
-        expect_blocks(blocks, "checkpoint_indices", len(states))
-        pairs = zip(checkpoint_tokens.tolist(), blocks, strict=True)
+        pairs = zip(checkpoint_tokens.tolist(), checkpoint_indices.tolist(), strict=True)
         kept = [(token, block) for token, block in pairs if block > 0]
     starts, blocks = query_start_loc.tolist(), state_indices.tolist()
-    expect_blocks(blocks, "state_indices", len(states))
     for number, block in enumerate(blocks):
         tokens = range(starts[number], starts[number + 1])
         if block > 0 and len(tokens) > 0:
             inside = [(token, target) for token, target in kept if token in tokens]
             yield LiveSequence(number, block, tokens, inside)
-
-
-def expect_blocks(blocks: list[int], name: str, num_blocks: int) -> None:
-    """Raise `ValueError` unless every block lies in the pool."""
-    largest = max(blocks, default=0)
-    expect(largest < num_blocks, name, f"ids below {num_blocks}", largest)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockstride.kernels.cpu.checkpoints import expect_blocks, live_sequences
+from blockstride.kernels.checks import expect_ids
+from blockstride.kernels.cpu.checkpoints import live_sequences
 
 CHUNK = 64
 NORM_EPS = 1e-6
+# its exponential is zero in float64 too; a difference of two infinite sums would be NaN
+LOWEST = -1000.0
 
 
 def gated_delta_rule(
@@ -35,14 +38,14 @@ def gated_delta_rule(
     q, k = (_keys(part, v.shape[1], qk_l2norm) for part in (q, k))
     result = torch.zeros(v.shape, dtype=v.dtype)
     for sequence in live_sequences(
-        ssm_state, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices
+        state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices
     ):
         state = torch.zeros(ssm_state.shape[1:])
         if has_initial_state[sequence.number]:
             state.copy_(ssm_state[sequence.block])
         for rows in sequence.chunks(CHUNK):
             # differences are taken of sums that may be large
-            log_decay = g[rows].double().cumsum(0).T[:, :, None]
+            log_decay = g[rows].double().clamp(min=LOWEST).cumsum(0).T[:, :, None]
             chunk = _solve(k[:, rows], v[rows], beta[rows], log_decay, state)
             y = chunk.outputs(q[:, rows] * scale, state)
             result[rows] = y.transpose(0, 1)
@@ -67,7 +70,7 @@ def gated_delta_rule_update(
     out: Tensor | None,
 ) -> Tensor:
     """See `blockstride.kernels.gated_delta_rule_update`."""
-    expect_blocks(state_indices.tolist(), "state_indices", len(ssm_state))
+    expect_ids(state_indices, "state_indices", len(ssm_state))
     live = state_indices > 0
     blocks = state_indices[live].long()
     q, k = (_keys(part[live], v.shape[1], qk_l2norm).transpose(0, 1) for part in (q, k))

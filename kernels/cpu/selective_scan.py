@@ -37,6 +37,7 @@ from blockstride.kernels.cpu.tensors import (
     float_rows,
     float_vector,
     result_like,
+    zero_slack,
 )
 from blockstride.kernels.cpu.vector_math import exp, fma, softplus
 
@@ -181,4 +182,6 @@ def selective_scan(
     )  # fmt: skip
     if fault:
         expect(False, "state_indices", f"ids below {num_blocks}", fault)
+    if query_start_loc is not None:
+        zero_slack(result, query_start_loc)
     return delivered(result, out, dtype)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from blockstride.kernels.checks import expect_ids
+
 FLOAT32 = torch.float32
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = torch.finfo(FLOAT8).max
@@ -50,6 +52,13 @@ def result_like(x: Tensor, out: Tensor | None) -> Tensor:
     return torch.empty(x.shape)
 
 
+def zero_slack(result: Tensor, query_start_loc: Tensor) -> None:
+    """Zero the rows behind the last sequence, which belong to none."""
+    end = int(query_start_loc[-1])
+    if end < len(result):
+        result[end:] = 0
+
+
 def delivered(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
     """What a caller gets for the `result` of a program: `out`, filled, if one was given."""
     if out is not None and out is not result:
@@ -76,8 +85,12 @@ def float_states(
 
     Yields:
         A pool of the touched states alone, and indices into it that are 0 for other sequences.
+
+    Raises:
+        ValueError: A block lies past the end of the pool.
     """
     blocks = state_indices[touched].long()
+    expect_ids(blocks, "state_indices", len(pool))
     states = torch.zeros(len(blocks) + 1, *pool.shape[1:])
     states[1:] = pool[blocks]
     indices = torch.zeros_like(state_indices)

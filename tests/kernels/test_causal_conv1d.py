@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from blockstride.kernels import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.checks import full_checks
 
 NAN = float("nan")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -182,6 +183,20 @@ def test_padding_sequences_give_zeros_and_touch_no_block(indices, assert_same_bi
     assert_same_bits(inputs["conv_state"], states.float())
 
 
+@pytest.mark.parametrize("lengths", [(5, 0, 19), ()], ids=str)
+def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, assert_same_bits):
+    """A step of fewer tokens than it has room for."""
+    inputs, _ = make(lengths=lengths)
+    slack = torch.full((21, inputs["x"].shape[1]), NAN)
+    padded = inputs | {"x": torch.cat([inputs["x"], slack])}
+    padded["conv_state"] = inputs["conv_state"].clone()
+    out = torch.full_like(padded["x"], NAN)
+    causal_conv1d(**padded, out=out)
+    assert_same_bits(out[: sum(lengths)], causal_conv1d(**inputs))
+    assert_same_bits(padded["conv_state"], inputs["conv_state"])
+    assert (out[sum(lengths) :] == 0).all()
+
+
 @given(lengths=st.lists(st.integers(0, 6), max_size=6))
 def test_a_sequence_does_not_depend_on_its_batch(lengths):
     inputs, _ = make(lengths=lengths, dim=8)
@@ -246,3 +261,21 @@ def test_an_update_of_too_many_tokens_is_refused(num_new):
     names = ("weight", "bias", "conv_state", "state_indices")
     with pytest.raises(ValueError, match=f"^x: expected 1 to 8 new tokens .*, got {num_new}"):
         causal_conv1d_update(x, **{name: inputs[name] for name in names})
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("blocks", "message"), [([2, 3, 4, 7], "ids below 7, got 7"), ([2, 3, 4, 2], "no block twice")]
+)
+def test_a_block_past_the_pool_or_with_two_owners_is_refused(state_dtype, blocks, message):
+    inputs, _ = make(state_dtype=state_dtype)
+    inputs["state_indices"] = torch.tensor(blocks, dtype=torch.int32)
+    refusal = f"^state_indices: expected {message}"
+    with pytest.raises(ValueError, match=refusal):
+        causal_conv1d(**inputs)
+    shared = {name: inputs[name] for name in ("weight", "bias", "conv_state", "state_indices")}
+    with full_checks(), pytest.raises(ValueError, match=refusal):
+        causal_conv1d_update(torch.randn(4, 1, 72), **shared)
+    if "twice" not in message:
+        with pytest.raises(ValueError, match=refusal):
+            causal_conv1d_update(torch.randn(4, 1, 72), **shared)

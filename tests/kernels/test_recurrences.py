@@ -1,10 +1,26 @@
 """The laws of recurrences, on CPUs."""
 
 from functools import partial
+from typing import Any
+
+import pytest
+import torch
 
 from blockstride import kernels
+from blockstride.kernels.checks import full_checks
 from tests.kernels.prompt_laws import *  # noqa: F403
-from tests.kernels.recurrences import CLOSE, Recurrence, delta, each, selective, ssd, step_of
+from tests.kernels.recurrences import (
+    BF16,
+    CLOSE,
+    F32,
+    Recurrence,
+    delta,
+    each,
+    keep,
+    selective,
+    ssd,
+    step_of,
+)
 from tests.kernels.step_laws import *  # noqa: F403
 
 SCANS = (
@@ -60,3 +76,38 @@ STEPS = (
 )
 
 scan, step, several = each(SCANS), each(STEPS), each(SEVERAL)
+
+# blocks 2 to 5 of 16 are those of the sequences, 7 and 8 those of the checkpoints
+WRONG_BLOCKS: dict[str, tuple[str, list[int], str]] = {
+    "a sequence's past the pool": ("state_indices", [2, 3, 4, 16], "ids below 16, got 16"),
+    "two sequences' alike": ("state_indices", [2, 3, 4, 2], "no block twice"),
+    "a checkpoint's past the pool": ("checkpoint_indices", [7, 99], "ids below 16, got 99"),
+    "two checkpoints' alike": ("checkpoint_indices", [7, 7], "no block twice"),
+    "a checkpoint's and a sequence's": ("checkpoint_indices", [7, 5], "blocks apart from"),
+}
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("wrong", WRONG_BLOCKS)
+def test_a_block_past_the_pool_or_with_two_owners_is_refused(scan, wrong, state_dtype):
+    inputs, (name, blocks, message) = scan.make(state_dtype=state_dtype), WRONG_BLOCKS[wrong]
+    keep(inputs, (2, 7), (3, 8))
+    inputs[name] = torch.tensor(blocks, dtype=torch.int32)
+    before = inputs["ssm_state"].clone()
+    with pytest.raises(ValueError, match=f"^{name}: expected {message}"):
+        scan.function(**inputs)
+    assert torch.equal(inputs["ssm_state"], before)
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_a_step_refuses_a_block_past_the_pool_and_under_full_checks_one_with_two_owners(
+    step, state_dtype
+):
+    inputs: dict[str, Any] = step.make(state_dtype=state_dtype)
+    past = inputs | {"state_indices": torch.tensor([2, 15, 3], dtype=torch.int32)}
+    with pytest.raises(ValueError, match=r"^state_indices: expected ids below 15, got 15"):
+        step.function(**past)
+    inputs["state_indices"] = torch.tensor([2, 3, 2], dtype=torch.int32)
+    step.function(**inputs)
+    with full_checks(), pytest.raises(ValueError, match=r"^state_indices: expected no block twice"):
+        step.function(**inputs)
