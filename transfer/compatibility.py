@@ -31,7 +31,8 @@ def expect_same_model(local: EngineTransferInfo, remote: EngineTransferInfo) -> 
             compared.add(pair)
     name = f"model_fingerprint of {remote.engine_id}"
     ours, theirs = (engine.model_fingerprint or "none" for engine in (local, remote))
-    expect(ours == theirs, name, f"{ours}, that of {local.engine_id}", theirs)
+    wanted = f"{ours}, that of {local.engine_id}, whose caches come from the same weights"
+    expect(ours == theirs, name, wanted, theirs)
 
 
 def expect_fingerprint(engine: EngineTransferInfo) -> None:

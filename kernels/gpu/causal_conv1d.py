@@ -28,6 +28,7 @@ from blockstride.kernels.gpu.conv_window import (
     store_rows,
 )
 from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
+from blockstride.kernels.gpu.sequence_chunks import end_of
 
 LONGEST_TILE, SHORTEST_TILE = 64, 8
 
@@ -37,9 +38,10 @@ def sequence_of_tile(query_start_loc_ptr, num_seqs, tile, BLOCK_T: tl.constexpr)
     """The sequence that a tile belongs to, and which of its tiles it is.
 
     Sequence `s` has the tiles from `start // BLOCK_T + s` on; that is room for all of its tokens
-    wherever it starts, so the number of tiles follows from sizes that the host knows.
+    wherever it starts, so the number of tiles follows from sizes that the host knows. Tokens behind
+    the last sequence are one more.
     """
-    low, high = 0, num_seqs
+    low, high = 0, num_seqs + 1
     while high - low > 1:
         middle = (low + high) // 2
         first = tl.load(query_start_loc_ptr + middle) // BLOCK_T + middle
@@ -60,6 +62,7 @@ def causal_conv1d_kernel(
     out_ptr,
     # sizes
     num_seqs,
+    num_tokens,
     # strides, in elements
     stride_x_token,
     stride_x_channel,
@@ -81,7 +84,7 @@ def causal_conv1d_kernel(
     """One tile of one sequence."""
     sequence, tile = sequence_of_tile(query_start_loc_ptr, num_seqs, tl.program_id(0), BLOCK_T)
     sequence_start = tl.load(query_start_loc_ptr + sequence)
-    end = tl.load(query_start_loc_ptr + sequence + 1)
+    end = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
     start = sequence_start + tile * BLOCK_T
     if start >= end:
         return
@@ -90,7 +93,7 @@ def causal_conv1d_kernel(
     first, channels = start.to(tl.int64), offs_d.to(tl.int64)
     x_ptr += first * stride_x_token + channels * stride_x_channel
     out_ptr += first * stride_out_token + channels * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
     if block <= 0:
         zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
         for _ in range(count):
@@ -108,16 +111,16 @@ def causal_conv1d_kernel(
             row = end - start - (WIDTH - 1) + k
             new_ptr = x_ptr + row.to(tl.int64) * stride_x_token
             new = widened(tl.load(new_ptr, mask=mask & (row >= 0), other=0.0))
-            old_ptr = conv_state_ptr + (row + WIDTH - 1) * stride_state_tap
+            old_ptr = conv_state_ptr + (row + WIDTH - 1).to(INDEX) * stride_state_tap
             old = widened(tl.load(old_ptr, mask=mask_state & (row < 0), other=0.0))
             kept += (tl.where(row >= 0, new, old),)
         # a tap is written where another thread has yet to read
         tl.debug_barrier()
         store_rows(conv_state_ptr, stride_state_tap, kept, mask, WIDTH - 1)
     else:
-        before_ptr = x_ptr - (WIDTH - 1) * stride_x_token
+        before_ptr = x_ptr - tl.cast(stride_x_token, tl.int64) * (WIDTH - 1)
         window = load_rows(before_ptr, stride_x_token, mask, WIDTH - 1, AS_IS=False)
-    weight_ptr += offs_d * stride_weight_channel
+    weight_ptr += channels * stride_weight_channel
     taps = load_taps(weight_ptr, stride_weight_tap, mask, WIDTH)
     bias = load_bias(bias_ptr, offs_d, mask)
     for _ in tl.range(count, loop_unroll_factor=WIDTH):
@@ -152,7 +155,7 @@ def causal_conv1d(
     block_t = SHORTEST_TILE
     while block_t < LONGEST_TILE and num_tokens * tiles_d >= 2 * block_t * ENOUGH_PROGRAMS:
         block_t *= 2
-    causal_conv1d_kernel[(num_tokens // block_t + num_seqs, tiles_d)](
+    causal_conv1d_kernel[(num_tokens // block_t + num_seqs + 1, tiles_d)](
         x,
         weight,
         None if bias is None else bias.contiguous(),
@@ -162,6 +165,7 @@ def causal_conv1d(
         has_initial_state.contiguous(),
         result,
         num_seqs,
+        num_tokens,
         *x.stride(),
         *weight.stride(),
         *conv_state.stride(),

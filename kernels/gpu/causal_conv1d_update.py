@@ -65,25 +65,28 @@ def causal_conv1d_update_kernel(
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
     if block <= 0:
         zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
-        for t in tl.static_range(NUM_NEW):
-            tl.store(out_ptr + t * stride_out_token, zeros, mask=mask)
+        for _ in tl.static_range(NUM_NEW):
+            tl.store(out_ptr, zeros, mask=mask)
+            out_ptr += stride_out_token
         return
 
     conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel
     # inputs that the state holds as they come need no conversion on their way
     as_is: tl.constexpr = conv_state_ptr.dtype.element_ty == x_ptr.dtype.element_ty
     window = load_rows(conv_state_ptr, stride_state_tap, mask, WIDTH - 1, as_is)
-    weight_ptr += offs_d * stride_weight_channel
+    weight_ptr += channels * stride_weight_channel
     taps = load_taps(weight_ptr, stride_weight_tap, mask, WIDTH)
     bias = load_bias(bias_ptr, offs_d, mask)
     # a tap is written where another thread has yet to read
     tl.debug_barrier()
-    for t in tl.static_range(NUM_NEW):
-        x = tl.load(x_ptr + t * stride_x_token, mask=mask, other=0.0)
+    for _ in tl.static_range(NUM_NEW):
+        x = tl.load(x_ptr, mask=mask, other=0.0)
         x = x if as_is else widened(x)
         y = convolve(taps, window, widened(x), bias, WIDTH, SILU)
-        tl.store(out_ptr + t * stride_out_token, y.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr, y.to(out_ptr.dtype.element_ty), mask=mask)
         window = window[1:] + (x,)  # noqa: RUF005 -- the compiler has no stars
+        x_ptr += stride_x_token
+        out_ptr += stride_out_token
     store_rows(conv_state_ptr, stride_state_tap, window, mask, WIDTH - 1)
 
 

@@ -13,8 +13,9 @@ BLOCK_D = 256
 def load_taps(weight_ptr, stride_tap, mask, WIDTH: tl.constexpr):
     """The taps of each channel, the oldest input's first."""
     taps = ()
-    for k in tl.static_range(WIDTH):
-        taps += (widened(tl.load(weight_ptr + k * stride_tap, mask=mask, other=0.0)),)
+    for _ in tl.static_range(WIDTH):
+        taps += (widened(tl.load(weight_ptr, mask=mask, other=0.0)),)
+        weight_ptr += stride_tap
     return taps
 
 
@@ -22,9 +23,10 @@ def load_taps(weight_ptr, stride_tap, mask, WIDTH: tl.constexpr):
 def load_rows(rows_ptr, stride, mask, COUNT: tl.constexpr, AS_IS: tl.constexpr):
     """Some rows of channels, in float32 or as they are."""
     rows = ()
-    for k in tl.static_range(COUNT):
-        row = tl.load(rows_ptr + k * stride, mask=mask, other=0.0)
+    for _ in tl.static_range(COUNT):
+        row = tl.load(rows_ptr, mask=mask, other=0.0)
         rows += (row if AS_IS else widened(row),)
+        rows_ptr += stride
     return rows
 
 
@@ -32,7 +34,8 @@ def load_rows(rows_ptr, stride, mask, COUNT: tl.constexpr, AS_IS: tl.constexpr):
 def store_rows(rows_ptr, stride, rows, mask, COUNT: tl.constexpr):
     """Write rows of channels, rounded to the dtype that they go to."""
     for k in tl.static_range(COUNT):
-        tl.store(rows_ptr + k * stride, rows[k].to(rows_ptr.dtype.element_ty), mask=mask)
+        tl.store(rows_ptr, rows[k].to(rows_ptr.dtype.element_ty), mask=mask)
+        rows_ptr += stride
 
 
 @triton.jit

@@ -17,7 +17,7 @@ def load_experts(
     expert_ids_ptr, pairs, mask, num_experts, stride_token, stride_choice, TOP_K: tl.constexpr
 ):
     """The expert of each pair; -1 where there is none, or none of that number."""
-    token, choice = (pairs // TOP_K).to(tl.int64), pairs % TOP_K
+    token, choice = (pairs // TOP_K).to(tl.int64), (pairs % TOP_K).to(tl.int64)
     places = expert_ids_ptr + token * stride_token + choice * stride_choice
     expert = tl.load(places, mask=mask, other=-1)
     return tl.where((expert >= 0) & (expert < num_experts), expert, -1).to(tl.int32)
@@ -97,14 +97,15 @@ def sum_choices_kernel(
     token = tl.program_id(0)
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < HIDDEN
+    weight_ptr = expert_weights_ptr + token.to(tl.int64) * stride_weights_token
     total = tl.zeros([BLOCK_N], tl.float32)
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice
         expert = load_experts(
             expert_ids_ptr, pair, True, num_experts, stride_ids_token, stride_ids_choice, TOP_K
         )
-        weights = expert_weights_ptr + token.to(tl.int64) * stride_weights_token
-        weight = tl.load(weights + choice * stride_weights_choice).to(tl.float32)
+        weight = tl.load(weight_ptr).to(tl.float32)
+        weight_ptr += stride_weights_choice
         row_ptr = outputs_ptr + pair.to(tl.int64) * HIDDEN
         # what no expert wrote is not read
         total += weight * tl.load(row_ptr + offs_n, mask=mask_n & (expert >= 0), other=0.0)

@@ -62,7 +62,7 @@ def gated_delta_chunk_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, state_indices_ptr, query_start_loc_ptr,
     inverse_ptr, scores_ptr,
     # sizes
-    num_seqs, scale,
+    num_seqs, num_value_heads, scale,
     # strides, in elements
     stride_q_token, stride_q_head, stride_q_dim,
     stride_k_token, stride_k_head, stride_k_dim,
@@ -73,7 +73,7 @@ def gated_delta_chunk_kernel(
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A chunk's inverse, and how its outputs weigh its corrections, for one value head."""
-    value_head, slot = tl.program_id(0), tl.program_id(1)
+    slot, value_head = tl.program_id(0) // num_value_heads, tl.program_id(0) % num_value_heads
     sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if begin >= end:
         return
@@ -98,7 +98,7 @@ def gated_delta_chunk_kernel(
     overlap = tl.dot(k, k.T, input_precision=PRECISION)
     lower = overlap * decay * beta[:, None]
     scores = tl.dot(q, k.T, input_precision=PRECISION) * decay * scale
-    matrix = (slot.to(tl.int64) * tl.num_programs(0) + value_head) * (CHUNK * CHUNK)
+    matrix = (slot.to(tl.int64) * num_value_heads + value_head) * (CHUNK * CHUNK)
     offsets = row * CHUNK + column
     result = inverse(lower, row, column, INVERSE_PRECISION)
     tl.store(inverse_ptr + matrix + offsets, result.to(inverse_ptr.dtype.element_ty))

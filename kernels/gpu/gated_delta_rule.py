@@ -28,7 +28,7 @@ from blockstride.kernels.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
-from blockstride.kernels.gpu.sequence_chunks import count_below, num_slots
+from blockstride.kernels.gpu.sequence_chunks import count_below, end_of, num_slots
 
 # the least extent of a product on a tensor core
 LEAST = 16
@@ -57,7 +57,7 @@ def gated_delta_rule_kernel(
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, inverse_ptr, scores_ptr, out_ptr,
     # sizes
-    num_checkpoints, scale,
+    num_seqs, num_tokens, num_value_heads, num_checkpoints, scale,
     # strides, in elements
     stride_q_token, stride_q_head, stride_q_dim,
     stride_k_token, stride_k_head, stride_k_dim,
@@ -71,16 +71,19 @@ def gated_delta_rule_kernel(
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Some value columns of one head of one sequence."""
-    value_head, sequence = tl.program_id(1), tl.program_id(2)
+    # tiles of one head read the same keys, and value heads of a head as well: they are neighbours
+    tiles_v: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
+    row = tl.program_id(0) // tiles_v
+    sequence, value_head = row // num_value_heads, row % num_value_heads
     start = tl.load(query_start_loc_ptr + sequence)
-    stop = tl.load(query_start_loc_ptr + sequence + 1)
+    stop = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
     if start >= stop:
         return
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
     head = (value_head // VALUE_HEADS_PER_HEAD).to(tl.int64)
     wide_head = value_head.to(tl.int64)
     offs_t, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
-    offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    offs_v = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = (offs_v < VALUE_DIM)[None, :]
     value_columns = offs_v.to(tl.int64)[None, :]
     out_ptr += wide_head * stride_out_head
@@ -117,7 +120,7 @@ def gated_delta_rule_kernel(
         beta = tl.load(beta_ptr + tokens * stride_beta_token, mask=mask_t, other=0.0)
         high, low = load_decays(g_ptr, tokens, mask_t, stride_g_token)
         decay = tl.math.exp2(high + low)[:, None]
-        matrix = (slot * tl.num_programs(1) + value_head) * (CHUNK * CHUNK)
+        matrix = (slot * num_value_heads + value_head) * (CHUNK * CHUNK)
         solved = tl.load(inverse_ptr + matrix + square)
         scores = tl.load(scores_ptr + matrix + square)
         narrow = state.to(k.dtype)
@@ -166,8 +169,8 @@ def gated_delta_rule(
     (_, num_value_heads, value_dim), (num_seqs,) = v.shape, state_indices.shape
     if out is None:
         out = v.new_empty(v.shape)
-    if num_tokens == 0:
-        return out
+    if num_tokens == 0 or num_seqs == 0:
+        return out.zero_()
     state_indices, query_start_loc, has_initial_state = dense(
         state_indices, query_start_loc, has_initial_state
     )
@@ -188,18 +191,21 @@ def gated_delta_rule(
         "num_warps": 8,
         "enable_fp_fusion": True,
     }
-    gated_delta_chunk_kernel[(num_value_heads, slots)](
-        q, k, g, beta, state_indices, query_start_loc, inverses, scores, num_seqs, scale,
+    gated_delta_chunk_kernel[(num_value_heads * slots,)](
+        q, k, g, beta, state_indices, query_start_loc, inverses, scores,
+        num_seqs, num_value_heads, scale,
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
         # products of ten bits are enough for what is kept in eight
         INVERSE_PRECISION="tf32" if is_cuda and k.dtype == torch.bfloat16 else precision,
         **meta,
     )  # fmt: skip
     block_v = max(LEAST, min(VALUE_COLUMNS, next_power_of_2(value_dim)))
-    grid = (-(-value_dim // block_v), num_value_heads, num_seqs)
-    gated_delta_rule_kernel[grid](
+    # the tokens behind the last sequence are one more
+    programs = -(-value_dim // block_v) * num_value_heads * (num_seqs + 1)
+    gated_delta_rule_kernel[(programs,)](
         q, k, v, g, beta, ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices, inverses, scores, out,
+        num_seqs, num_tokens, num_value_heads,
         0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], scale,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *ssm_state.stride(),
         *out.stride(), VALUE_DIM=value_dim, INDEX=index_dtype(2, ssm_state), BLOCK_V=block_v,

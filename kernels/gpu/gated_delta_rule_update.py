@@ -34,7 +34,7 @@ def load_key(ptr, offs_k, stride_dim, KEY_DIM: tl.constexpr, L2_NORM: tl.constex
 def gated_delta_rule_update_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr, state_indices_ptr, out_ptr,
     # sizes
-    scale,
+    num_value_heads, scale,
     # strides, in elements
     stride_q_seq, stride_q_head, stride_q_dim,
     stride_k_seq, stride_k_head, stride_k_dim,
@@ -47,10 +47,14 @@ def gated_delta_rule_update_kernel(
     L2_NORM: tl.constexpr, INDEX: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Some value columns of one head of one sequence."""
-    value_head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    # on one axis, since the others end at 65,535: tiles of one head read the same key
+    tiles_v: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
+    row = tl.program_id(0) // tiles_v
+    sequence = (row // num_value_heads).to(tl.int64)
+    value_head = (row % num_value_heads).to(tl.int64)
     head = value_head // VALUE_HEADS_PER_HEAD
     offs_k = tl.arange(0, BLOCK_K)
-    offs_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    offs_v = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = offs_v < VALUE_DIM
     value_columns = offs_v.to(tl.int64)
     out_ptr += sequence * stride_out_seq + value_head * stride_out_head
@@ -104,9 +108,9 @@ def gated_delta_rule_update(
     (state_indices,) = dense(state_indices)
     block_k = next_power_of_2(key_dim)
     block_v = min(next_power_of_2(value_dim), max(1, TILE // block_k))
-    grid = (-(-value_dim // block_v), num_value_heads, num_seqs)
-    gated_delta_rule_update_kernel[grid](
-        q, k, v, g, beta, ssm_state, state_indices, out, scale,
+    programs = -(-value_dim // block_v) * num_value_heads * num_seqs
+    gated_delta_rule_update_kernel[(programs,)](
+        q, k, v, g, beta, ssm_state, state_indices, out, num_value_heads, scale,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(),
         *ssm_state.stride(), *out.stride(),
         VALUE_HEADS_PER_HEAD=num_value_heads // num_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,

@@ -28,12 +28,13 @@ from blockstride.kernels.gpu.launching import (
 from blockstride.kernels.gpu.selective_scan_chunks import (
     UNROLL,
     carry_kernel,
+    channels_of,
     load_rates,
     load_step,
     load_vector,
     local_state_kernel,
 )
-from blockstride.kernels.gpu.sequence_chunks import count_below, find_chunk, num_slots
+from blockstride.kernels.gpu.sequence_chunks import count_below, end_of, find_chunk, num_slots
 
 # channels and states of a program, which is one warp
 CHANNELS, ELEMENTS = 32, 512
@@ -43,16 +44,18 @@ SHORTEST_CHUNK = 64
 
 
 @triton.jit
-def find_range(query_start_loc_ptr, slot, num_seqs, CHUNK: tl.constexpr):
-    """As `find_chunk`; without chunks a slot is a sequence."""
+def find_range(query_start_loc_ptr, slot, num_seqs, num_tokens, CHUNK: tl.constexpr):
+    """Sequence of a slot, its tokens, and where the sequence ends; all of it without chunks."""
     if CHUNK > 0:
-        sequence, begin, end, start, stop = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
+        sequence, begin, end, _, stop = find_chunk(
+            query_start_loc_ptr, slot, num_seqs, CHUNK, num_tokens
+        )
     else:
         sequence = slot
-        start = tl.load(query_start_loc_ptr + slot)
-        stop = tl.load(query_start_loc_ptr + slot + 1)
-        begin, end = start, stop
-    return sequence, begin, end, start, stop
+        begin = tl.load(query_start_loc_ptr + slot)
+        stop = end_of(query_start_loc_ptr, slot, num_seqs, num_tokens)
+        end = stop
+    return sequence, begin, end, stop
 
 
 @triton.jit
@@ -74,7 +77,7 @@ def selective_scan_kernel(
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,
     D_ptr, z_ptr, dt_bias_ptr, checkpoint_tokens_ptr, checkpoint_indices_ptr, carry_ptr, out_ptr,
     # sizes
-    num_seqs, num_checkpoints, dim,
+    num_seqs, num_tokens, num_checkpoints, dim,
     # strides, in elements
     stride_x_token, stride_x_channel, stride_dt_token, stride_dt_channel,
     stride_A_channel, stride_A_state,
@@ -86,17 +89,16 @@ def selective_scan_kernel(
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Some channels of a sequence or a chunk: outputs, checkpoints, and the last state."""
-    slot = tl.program_id(1)
-    sequence, begin, end, _, stop = find_range(query_start_loc_ptr, slot, num_seqs, CHUNK)
+    slot, offs_d = channels_of(dim, BLOCK_D)
+    sequence, begin, end, stop = find_range(query_start_loc_ptr, slot, num_seqs, num_tokens, CHUNK)
     if begin >= end:
         return
-    offs_d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     offs_n = tl.arange(0, BLOCK_N)
     offs_t = tl.arange(0, UNROLL)
     mask_d, mask_n = offs_d < dim, offs_n < D_STATE
     mask = mask_d[:, None] & mask_n[None, :]
     out_ptr += offs_d.to(tl.int64) * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence)
+    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0)
     if block <= 0:
         for first in tl.range(begin, end, UNROLL):
             tokens = (first + offs_t).to(tl.int64)[:, None]
@@ -209,8 +211,8 @@ def selective_scan(
     (num_tokens, dim), (num_seqs,) = x.shape, state_indices.shape
     if out is None:
         out = x.new_empty(x.shape)
-    if num_tokens == 0:
-        return out
+    if num_tokens == 0 or num_seqs == 0:
+        return out.zero_()
     d_state = A.shape[1]
     state_indices, query_start_loc, has_initial_state, D, dt_bias = dense(
         state_indices, query_start_loc, has_initial_state, D, dt_bias
@@ -230,24 +232,26 @@ def selective_scan(
         "enable_fp_fusion": True,
     }
     index = index_dtype(2, ssm_state)
-    slots, carry = num_seqs, None
+    # the tokens behind the last sequence are one more
+    slots, carry = num_seqs + 1, None
     if chunk_size > 0:
         slots = num_slots(num_tokens, num_seqs, chunk_size)
         carry = x.new_empty((slots, dim, d_state), dtype=torch.float32)
         total_step = x.new_empty((slots, dim), dtype=torch.float32)
-        local_state_kernel[(channel_blocks, slots)](
+        local_state_kernel[(channel_blocks * slots,)](
             x, dt, A, B, state_indices, query_start_loc, dt_bias, carry, total_step,
             num_seqs, dim, *x.stride(), *dt.stride(), *A.stride(), *B.stride(),
             DT_SOFTPLUS=dt_softplus, **meta,
         )  # fmt: skip
-        carry_kernel[(channel_blocks, num_seqs)](
+        slots = num_slots(num_tokens, num_seqs + 1, chunk_size)
+        carry_kernel[(channel_blocks * num_seqs,)](
             A, ssm_state, state_indices, query_start_loc, has_initial_state, carry, total_step,
             dim, *A.stride(), *ssm_state.stride(), INDEX=index, **meta,
         )  # fmt: skip
-    selective_scan_kernel[(channel_blocks, slots)](
+    selective_scan_kernel[(channel_blocks * slots,)](
         x, dt, A, B, C, ssm_state, state_indices, query_start_loc, has_initial_state,
         D, z, dt_bias, checkpoint_tokens, checkpoint_indices, carry, out,
-        num_seqs, 0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], dim,
+        num_seqs, num_tokens, 0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], dim,
         *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(), *ssm_state.stride(),
         *(z.stride() if z is not None else (0, 0)), *out.stride(),
         DT_SOFTPLUS=dt_softplus, INDEX=index, **meta,

@@ -11,6 +11,16 @@ from blockstride.kernels.gpu.sequence_chunks import find_chunk
 
 # tokens whose loads are in flight together
 UNROLL: tl.constexpr = tl.constexpr(8)
+# times any step that is not 0 it decays everything
+LOWEST_RATE: tl.constexpr = tl.constexpr(-3e38)
+
+
+@triton.jit
+def channels_of(dim, BLOCK_D: tl.constexpr):
+    """The slot of a program, and its channels: all of a slot, then those of the next."""
+    channel_blocks = tl.cdiv(dim, BLOCK_D)
+    slot, channel_block = tl.program_id(0) // channel_blocks, tl.program_id(0) % channel_blocks
+    return slot, channel_block * BLOCK_D + tl.arange(0, BLOCK_D)
 
 
 @triton.jit
@@ -33,10 +43,10 @@ def load_vector(ptr, offs, mask):
 
 @triton.jit
 def load_rates(A_ptr, offs_d, offs_n, mask, stride_channel, stride_state):
-    """Decay rates in powers of two."""
+    """Decay rates in powers of two; finite, as a step of 0 must decay nothing."""
     offsets = offs_d.to(tl.int64)[:, None] * stride_channel
     offsets += offs_n.to(tl.int64)[None, :] * stride_state
-    return tl.load(A_ptr + offsets, mask=mask, other=0.0) * LOG2_E
+    return tl.maximum(tl.load(A_ptr + offsets, mask=mask, other=0.0) * LOG2_E, LOWEST_RATE)
 
 
 @triton.jit
@@ -53,11 +63,10 @@ def local_state_kernel(
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What a chunk adds to an empty state, and the sum of its steps; not for a last chunk."""
-    slot = tl.program_id(1)
+    slot, offs_d = channels_of(dim, BLOCK_D)
     sequence, begin, end, _, stop = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if (end >= stop) | (tl.load(state_indices_ptr + sequence) <= 0):
         return
-    offs_d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     offs_n = tl.arange(0, BLOCK_N)
     mask_d, mask_n = offs_d < dim, offs_n < D_STATE
     mask = mask_d[:, None] & mask_n[None, :]
@@ -103,13 +112,12 @@ def carry_kernel(
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a sequence: in place of what each adds, leave the state it begins with."""
-    sequence = tl.program_id(1)
+    sequence, offs_d = channels_of(dim, BLOCK_D)
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
     start = tl.load(query_start_loc_ptr + sequence)
     num_chunks = tl.cdiv(tl.load(query_start_loc_ptr + sequence + 1) - start, CHUNK)
     if (block <= 0) | (num_chunks <= 0):
         return
-    offs_d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     offs_n = tl.arange(0, BLOCK_N)
     mask_d = offs_d < dim
     mask = mask_d[:, None] & (offs_n < D_STATE)[None, :]

@@ -91,13 +91,13 @@ def selective_state_update_kernel(
     state_ptrs = ssm_state_ptr + block * stride_state_block + inner
     state_ptrs += offs_n.to(INDEX) * stride_state_state
     state = load_parts(state_ptrs, stride_state_state, mask_m, D_STATE, PARTS, BLOCK_N)
-    A_ptr += offs_m[:, None] * stride_A_channel + offs_n * stride_A_state
+    A_ptr += offs_m.to(INDEX)[:, None] * stride_A_channel + offs_n.to(INDEX) * stride_A_state
     A = load_parts(A_ptr, stride_A_state, mask_m, D_STATE, PARTS, BLOCK_N)
 
     x_ptr += sequence * stride_x_seq + channels * stride_x_channel
     dt_ptr += sequence * stride_dt_seq + channels * stride_dt_channel
-    B_ptr += sequence * stride_B_seq + offs_n * stride_B_state
-    C_ptr += sequence * stride_C_seq + offs_n * stride_C_state
+    B_ptr += sequence * stride_B_seq + offs_n.to(tl.int64) * stride_B_state
+    C_ptr += sequence * stride_C_seq + offs_n.to(tl.int64) * stride_C_state
     if z_ptr is not None:
         z_ptr += sequence * stride_z_seq + channels * stride_z_channel
     one_row = tl.full([1], True, tl.int1)
@@ -182,7 +182,7 @@ def selective_state_update(
         D_STATE=d_state,
         NUM_NEW=x.shape[1] if x.dim() == 3 else 1,
         DT_SOFTPLUS=dt_softplus,
-        INDEX=index_dtype(2, ssm_state),
+        INDEX=index_dtype(2, ssm_state, A),
         BLOCK_M=block_m,
         PARTS=states // block_n,
         BLOCK_N=block_n,

@@ -3,7 +3,12 @@
 A sequence is cut from its own first token, whatever lies before it in the batch. Chunk `c` of
 sequence `i`, which begins at token `start`, has slot `start // CHUNK + i + c`. No two chunks share
 a slot, and `num_tokens // CHUNK + num_seqs` slots are enough for any batch, so a launcher knows the
-grid from shapes alone. Slots that no chunk has are idle.
+grid from shapes alone. Slots that no chunk has are idle. Tokens that no sequence has, behind the
+last one, are one more sequence to the kernels that write results: number `num_seqs`, padding.
+
+Launches number their programs on the first axis of the grid alone, since the others end at 65,535:
+all heads (or channels) of a slot, then those of the next. So programs that share tokens follow each
+other, and tokens come from memory once.
 
 Experts are sequences too, of the tokens that chose them.
 """
@@ -18,20 +23,35 @@ def num_slots(num_tokens: int, num_seqs: int, chunk: int) -> int:
 
 
 @triton.jit
-def find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK: tl.constexpr):
+def end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens):
+    """Where a sequence ends; with `num_tokens`, which may be `None`, also the one behind all."""
+    if num_tokens is None:
+        end = tl.load(query_start_loc_ptr + sequence + 1)
+    else:
+        is_sequence = sequence < num_seqs
+        end = tl.load(query_start_loc_ptr + sequence + 1, mask=is_sequence, other=num_tokens)
+    return end
+
+
+@triton.jit
+def find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK: tl.constexpr, num_tokens=None):
     """Sequence of a slot, where its chunk begins and ends, and where the sequence does.
 
-    An idle slot begins at or after its end.
+    An idle slot begins at or after its end. With `num_tokens` the tokens behind the last sequence
+    have slots too.
     """
+    count = num_seqs
+    if num_tokens is not None:
+        count += 1
     sequence = -1
-    for first in range(0, num_seqs, 128):
+    for first in range(0, count, 128):
         index = first + tl.arange(0, 128)
-        is_there = index < num_seqs
+        is_there = index < count
         start = tl.load(query_start_loc_ptr + index, mask=is_there, other=0)
         is_before = is_there & (start // CHUNK + index <= slot)
         sequence += tl.sum(is_before.to(tl.int32))
     start = tl.load(query_start_loc_ptr + sequence)
-    stop = tl.load(query_start_loc_ptr + sequence + 1)
+    stop = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
     begin = start + (slot - start // CHUNK - sequence) * CHUNK
     return sequence, begin, tl.minimum(begin + CHUNK, stop), start, stop
 

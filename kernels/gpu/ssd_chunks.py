@@ -15,6 +15,7 @@ from blockstride.kernels.gpu.sequence_chunks import find_chunk, find_slot
 # adding it to a number from -192 to 0 rounds that to a multiple of 2**-8
 TO_GRID: tl.constexpr = tl.constexpr(49152.0)
 LOWEST: tl.constexpr = tl.constexpr(-192.0)
+LONGEST: tl.constexpr = tl.constexpr(3e38)
 
 
 @triton.jit
@@ -36,11 +37,12 @@ def ssd_decay_kernel(
     DT_SOFTPLUS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """Steps of a chunk's tokens and the running sums of their decays, for some heads."""
-    slot = tl.program_id(1)
+    head_blocks = tl.cdiv(num_heads, BLOCK_H)
+    slot = tl.program_id(0) // head_blocks
     _, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if begin >= end:
         return
-    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    offs_h = tl.program_id(0) % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     offs_t = tl.arange(0, CHUNK)
     mask_h = offs_h < num_heads
     mask = mask_h[:, None] & (begin + offs_t < end)[None, :]
@@ -52,6 +54,8 @@ def ssd_decay_kernel(
         step += bias[:, None]
     if DT_SOFTPLUS:
         step = softplus(step)
+    # finite, or a weight of zero times it would be NaN for the tokens before
+    step = tl.minimum(step, LONGEST)
     rate = tl.load(A_ptr + offs_h, mask=mask_h, other=0.0).to(tl.float32) * LOG2_E
     high, low = split_sum(step * rate[:, None])
     rows = (slot.to(tl.int64) * num_heads + offs_h) * CHUNK
@@ -127,13 +131,13 @@ def ssd_state_kernel(
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """What a chunk adds to an empty state, for a tile of one head's."""
-    head, slot = tl.program_id(0), tl.program_id(1)
+    slot, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if begin >= end:
         return
     if tl.load(state_indices_ptr + sequence) <= 0:
         return
-    offs_p, offs_n, mask = tile_of_state(tl.program_id(2), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
+    offs_p, offs_n, mask = tile_of_state(tl.program_id(1), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
     row = slot.to(tl.int64) * num_heads + head
     acc, _ = added_state(
         x_ptr + head.to(tl.int64) * stride_x_head,
@@ -152,7 +156,7 @@ def ssd_checkpoint_kernel(
     x_ptr, B_ptr, ssm_state_ptr, state_indices_ptr, query_start_loc_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,
     # sizes
-    num_tokens, num_seqs, num_heads,
+    num_seqs, num_heads,
     # strides, in elements
     stride_x_token, stride_x_head, stride_x_dim,
     stride_B_token, stride_B_group, stride_B_state,
@@ -163,16 +167,17 @@ def ssd_checkpoint_kernel(
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The state after a checkpoint, from the one its chunk begins with, for a tile of a head's."""
-    head = tl.program_id(0)
-    token = tl.load(checkpoint_tokens_ptr + tl.program_id(1))
-    block = tl.load(checkpoint_indices_ptr + tl.program_id(1)).to(tl.int64)
-    if (token >= num_tokens) | (block <= 0):
+    checkpoint, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    token = tl.load(checkpoint_tokens_ptr + checkpoint)
+    block = tl.load(checkpoint_indices_ptr + checkpoint).to(tl.int64)
+    # past the last sequence it is padding, as it is past the last token
+    if (token >= tl.load(query_start_loc_ptr + num_seqs)) | (block <= 0):
         return
     slot = find_slot(query_start_loc_ptr, token, num_seqs, CHUNK)
     sequence, begin, _, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if tl.load(state_indices_ptr + sequence) <= 0:
         return
-    offs_p, offs_n, mask = tile_of_state(tl.program_id(2), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
+    offs_p, offs_n, mask = tile_of_state(tl.program_id(1), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
     row = slot.to(tl.int64) * num_heads + head
     acc, log_decay = added_state(
         x_ptr + head.to(tl.int64) * stride_x_head,

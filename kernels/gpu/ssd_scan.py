@@ -50,7 +50,7 @@ def ssd_output_kernel(
     x_ptr, B_ptr, C_ptr, D_ptr, z_ptr, state_indices_ptr, query_start_loc_ptr,
     step_ptr, high_ptr, low_ptr, carry_ptr, out_ptr,
     # sizes
-    num_seqs, num_heads,
+    num_seqs, num_tokens, num_heads,
     # strides, in elements
     stride_x_token, stride_x_head, stride_x_dim,
     stride_B_token, stride_B_group, stride_B_state,
@@ -64,11 +64,11 @@ def ssd_output_kernel(
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some tokens of a chunk for one head."""
-    head = tl.program_id(0)
+    tile, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     tiles_m: tl.constexpr = CHUNK // BLOCK_M
-    slot = tl.program_id(1) // tiles_m
-    sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
-    first_m = tl.program_id(1) % tiles_m * BLOCK_M
+    slot = tile // tiles_m
+    sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK, num_tokens)
+    first_m = tile % tiles_m * BLOCK_M
     if begin + first_m >= end:
         return
     offs_m = first_m + tl.arange(0, BLOCK_M)
@@ -79,7 +79,7 @@ def ssd_output_kernel(
     out_rows = out_ptr + head.to(tl.int64) * stride_out_head + tokens * stride_out_token
     places = out_rows[:, None] + offs_p.to(tl.int64)[None, :] * stride_out_dim
     mask = mask_m[:, None] & (offs_p < HEAD_DIM)[None, :]
-    if tl.load(state_indices_ptr + sequence) <= 0:
+    if tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0) <= 0:
         tl.store(places, tl.zeros([BLOCK_M, BLOCK_P], out_ptr.dtype.element_ty), mask=mask)
         return
 
@@ -159,8 +159,8 @@ def ssd_scan(
     num_groups, d_state = B.shape[1:]
     if out is None:
         out = x.new_empty(x.shape)
-    if num_tokens == 0:
-        return out
+    if num_tokens == 0 or num_seqs == 0:
+        return out.zero_()
     state_indices, query_start_loc, has_initial_state, A, D, dt_bias = dense(
         state_indices, query_start_loc, has_initial_state, A, D, dt_bias
     )
@@ -183,14 +183,14 @@ def ssd_scan(
         **options,
     }
     heads = min(8, next_power_of_2(num_heads))
-    ssd_decay_kernel[(-(-num_heads // heads), slots)](
+    ssd_decay_kernel[(-(-num_heads // heads) * slots,)](
         dt, A, dt_bias, query_start_loc, step, high, low, num_seqs, num_heads, *dt.stride(),
         DT_SOFTPLUS=dt_softplus, CHUNK=chunk_size, BLOCK_H=heads, **options,
     )  # fmt: skip
     # the one product of their loops takes weighted inputs from registers. Were loads pipelined, it
     # would be left running on sm_90 while the next step overwrites those
     state_tiles = -(-block_p // tile_p) * -(-block_n // tile_n)
-    ssd_state_kernel[(num_heads, slots, state_tiles)](
+    ssd_state_kernel[(num_heads * slots, state_tiles)](
         x, B, state_indices, query_start_loc, step, high, low, carry,
         num_seqs, num_heads, *x.stride(), *B.stride(),
         BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **products,
@@ -202,15 +202,16 @@ def ssd_scan(
         **sizes, **options,
     )  # fmt: skip
     if checkpoint_tokens is not None and checkpoint_tokens.shape[0] > 0:
-        ssd_checkpoint_kernel[(num_heads, checkpoint_tokens.shape[0], state_tiles)](
+        ssd_checkpoint_kernel[(num_heads * checkpoint_tokens.shape[0], state_tiles)](
             x, B, ssm_state, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices,
-            step, high, low, carry, num_tokens, num_seqs, num_heads,
+            step, high, low, carry, num_seqs, num_heads,
             *x.stride(), *B.stride(), *ssm_state.stride(), INDEX=index,
             BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **products,
         )  # fmt: skip
-    ssd_output_kernel[(num_heads, slots * (chunk_size // rows))](
+    slots = num_slots(num_tokens, num_seqs + 1, chunk_size)
+    ssd_output_kernel[(num_heads * slots * (chunk_size // rows),)](
         x, B, C, D, z, state_indices, query_start_loc, step, high, low, carry, out,
-        num_seqs, num_heads, *x.stride(), *B.stride(), *C.stride(),
+        num_seqs, num_tokens, num_heads, *x.stride(), *B.stride(), *C.stride(),
         *(z.stride() if z is not None else (0, 0, 0)), *out.stride(),
         BLOCK_M=rows, BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=min(block_n, 64),
         num_stages=2, **products,

@@ -97,29 +97,29 @@ def ssd_state_update_kernel(
 ):
     """`TILES` tiles of rows of one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     first_row = tl.program_id(2) * (TILES * BLOCK_M)
-    out_ptr += sequence * stride_out_seq + head.to(tl.int64) * stride_out_head
+    out_ptr += sequence * stride_out_seq + head * stride_out_head
     block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
     if block <= 0:
         offs_m = first_row + tl.arange(0, TILES * BLOCK_M)
-        for t in range(NUM_NEW):
-            tl.store(
-                out_ptr + t * stride_out_token + offs_m * stride_out_row,
-                tl.zeros([TILES * BLOCK_M], out_ptr.dtype.element_ty),
-                mask=offs_m < HEAD_DIM,
-            )
+        out_rows = out_ptr + offs_m.to(tl.int64) * stride_out_row
+        for _ in range(NUM_NEW):
+            zeros = tl.zeros([TILES * BLOCK_M], out_ptr.dtype.element_ty)
+            tl.store(out_rows, zeros, mask=offs_m < HEAD_DIM)
+            out_rows += stride_out_token
         return
 
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     group = head // HEADS_PER_GROUP
-    ssm_state_ptr += block * stride_state_block + head.to(tl.int64) * stride_state_head
-    x_ptr += sequence * stride_x_seq + head.to(tl.int64) * stride_x_head
+    states = offs_n.to(tl.int64)
+    ssm_state_ptr += block * stride_state_block + head * stride_state_head
+    x_ptr += sequence * stride_x_seq + head * stride_x_head
     dt_ptr += sequence * stride_dt_seq + head * stride_dt_head
-    B_ptr += sequence * stride_B_seq + group * stride_B_group + offs_n * stride_B_state
-    C_ptr += sequence * stride_C_seq + group * stride_C_group + offs_n * stride_C_state
+    B_ptr += sequence * stride_B_seq + group * stride_B_group + states * stride_B_state
+    C_ptr += sequence * stride_C_seq + group * stride_C_group + states * stride_C_state
     if z_ptr is not None:
-        z_ptr += sequence * stride_z_seq + head.to(tl.int64) * stride_z_head
+        z_ptr += sequence * stride_z_seq + head * stride_z_head
     if NUM_NEW == 1:
         step, decay, B, C = load_inputs(
             dt_ptr, dt_bias_ptr, A_ptr, B_ptr, C_ptr, stride_B_state, stride_C_state, head,
@@ -136,14 +136,16 @@ def ssd_state_update_kernel(
         inner = offs_m.to(INDEX)[:, None] * stride_state_row + offs_n.to(INDEX) * stride_state_state
         state_ptrs = ssm_state_ptr + inner
         state = load_parts(state_ptrs, stride_state_state, mask_m, D_STATE, PARTS, BLOCK_N)
+        rows = offs_m.to(tl.int64)
         for t in range(NUM_NEW):
+            token = tl.cast(t, tl.int64)
             if NUM_NEW > 1:
                 step, decay, B, C = load_inputs(
-                    dt_ptr + t * stride_dt_token, dt_bias_ptr, A_ptr,
-                    B_ptr + t * stride_B_token, C_ptr + t * stride_C_token,
+                    dt_ptr + token * stride_dt_token, dt_bias_ptr, A_ptr,
+                    B_ptr + token * stride_B_token, C_ptr + token * stride_C_token,
                     stride_B_state, stride_C_state, head, DT_SOFTPLUS, D_STATE, PARTS, BLOCK_N,
                 )  # fmt: skip
-            x_rows = x_ptr + t * stride_x_token + offs_m * stride_x_row
+            x_rows = x_ptr + token * stride_x_token + rows * stride_x_row
             x = widened(tl.load(x_rows, mask=mask_m, other=0.0))
             added = (step * x)[:, None]
             products = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -157,9 +159,9 @@ def ssd_state_update_kernel(
             if D_ptr is not None:
                 y += D * x
             if z_ptr is not None:
-                z_rows = z_ptr + t * stride_z_token + offs_m * stride_z_row
+                z_rows = z_ptr + token * stride_z_token + rows * stride_z_row
                 y *= silu(widened(tl.load(z_rows, mask=mask_m, other=0.0)))
-            out_rows = out_ptr + t * stride_out_token + offs_m * stride_out_row
+            out_rows = out_ptr + token * stride_out_token + rows * stride_out_row
             tl.store(out_rows, y.to(out_ptr.dtype.element_ty), mask=mask_m)
         store_parts(state_ptrs, stride_state_state, state, mask_m, D_STATE, PARTS, BLOCK_N)
 

@@ -26,10 +26,11 @@ def load_parts(
     D_STATE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The parts of a tile in float32, from the addresses of the first; zeros past the states."""
+    step = tl.cast(stride_state, tl.int64) * BLOCK_N
     parts = ()
     for part in tl.static_range(PARTS):
         mask = part_mask(mask_rows, part, D_STATE, PARTS, BLOCK_N)
-        x = tl.load(ptrs + part * BLOCK_N * stride_state, mask=mask, other=0.0)
+        x = tl.load(ptrs + part * step, mask=mask, other=0.0)
         parts += (widened(x),)
     return parts
 
@@ -40,7 +41,8 @@ def store_parts(
     D_STATE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_parts`, rounded to the dtype of the pool."""
+    step = tl.cast(stride_state, tl.int64) * BLOCK_N
     for part in tl.static_range(PARTS):
         mask = part_mask(mask_rows, part, D_STATE, PARTS, BLOCK_N)
         x = states[part].to(ptrs.dtype.element_ty)
-        tl.store(ptrs + part * BLOCK_N * stride_state, x, mask=mask)
+        tl.store(ptrs + part * step, x, mask=mask)

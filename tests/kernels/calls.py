@@ -1,7 +1,8 @@
 """A small valid call of every public function, for laws that hold of all of them.
 
 `Call.arguments(device)` makes the tensors of a call anew, always the same on one device; `meta` is
-one. `lengths` are the new tokens of the sequences; they alone decide how large a call is.
+one. `lengths` are the new tokens of the sequences; they alone decide how large a call is. Axes that
+do not follow from them have three entries at least: an offset of 32 bits takes that to overflow.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,9 +65,9 @@ def attention(lengths: Sequence[int], context: int = 3) -> Arguments:
     entries = -(-longest // BLOCK_SIZE)
     table = torch.arange(1, num_seqs * entries + 1, dtype=torch.int32).view(num_seqs, entries)
     table[:1, :1] = 0
-    pool = (num_seqs * entries + 1, 2, BLOCK_SIZE)
+    pool = (num_seqs * entries + 1, 3, BLOCK_SIZE)
     return {
-        "query": torch.randn(sum(lengths), 4, 16),
+        "query": torch.randn(sum(lengths), 6, 16),
         "key_cache": torch.randn(*pool, 16),
         "value_cache": torch.randn(*pool, 16),
         "block_table": table,
@@ -80,8 +81,8 @@ def paged_attention(lengths: Sequence[int]) -> Arguments:
     return attention(lengths) | {
         "scale": 0.25,
         "window": 9,
-        "sinks": torch.randn(4),
-        "out": torch.zeros(sum(lengths), 4, 16),
+        "sinks": torch.randn(6),
+        "out": torch.zeros(sum(lengths), 6, 16),
         "return_lse": True,
     }
 
@@ -109,17 +110,17 @@ def kv_cache_update(lengths: Sequence[int]) -> Arguments:
     slots = torch.arange(num_tokens) + BLOCK_SIZE + 1
     slots[1:2] = kernels.PAD_SLOT_ID
     caches = {
-        name: torch.randn(num_blocks, 2, BLOCK_SIZE, 8).mul(40).to(torch.int8)
+        name: torch.randn(num_blocks, 3, BLOCK_SIZE, 8).mul(40).to(torch.int8)
         for name in ("key_cache", "value_cache")
     }
     return caches | {
-        "key": torch.randn(num_tokens, 2, 8),
-        "value": torch.randn(num_tokens, 2, 8),
+        "key": torch.randn(num_tokens, 3, 8),
+        "value": torch.randn(num_tokens, 3, 8),
         "slot_mapping": slots,
         "k_scale": torch.tensor(0.02),
         "v_scale": torch.tensor(0.03),
         "rotary": (torch.randn(num_tokens, 3), torch.randn(num_tokens, 3)),
-        "query": torch.randn(num_tokens, 4, 8),
+        "query": torch.randn(num_tokens, 6, 8),
         "zero_tail": True,
     }
 
@@ -199,16 +200,16 @@ def causal_conv1d(lengths: Sequence[int]) -> Arguments:
 
 
 def causal_conv1d_update(lengths: Sequence[int]) -> Arguments:
-    """Two new tokens a sequence, whatever its length is."""
+    """Three new tokens a sequence, whatever its length is."""
     num_seqs, dim = len(lengths), 24
     prompts = recurrences.in_pool(tuple(lengths), (dim, 3), F32, True)
     return {
-        "x": torch.randn(num_seqs, 2, dim),
+        "x": torch.randn(num_seqs, 3, dim),
         "weight": torch.randn(dim, 4),
         "bias": torch.randn(dim),
         "conv_state": prompts["ssm_state"],
         "state_indices": prompts["state_indices"],
-        "out": torch.zeros(num_seqs, 2, dim),
+        "out": torch.zeros(num_seqs, 3, dim),
     }
 
 
@@ -229,16 +230,16 @@ def step(
 
 
 def ring_update(lengths: Sequence[int]) -> Arguments:
-    """A step over rings that hold a token already."""
-    prompts = recurrences.ssd(lengths=(2,) * len(lengths))
+    """A step over rings, one of which is full and the others nearly."""
+    prompts = MAMBA_2(lengths=(2,) * len(lengths))
     inputs = with_ring(prompts, 2)
     first = {name: part[:, 0] for name, part in recurrences.by_token(inputs).items()}
     second = {name: part[:, 1] for name, part in recurrences.by_token(inputs).items()}
     ring = inputs["ring"]
     for part in ring[:3]:
         part.zero_()
-    ring.x[:, 0], ring.B[:, 0] = first["x"][:1].mean(), second["B"][:1].mean()
-    ring.held[2:] = 1
+    ring.x[:], ring.B[:] = first["x"][:1].mean(), second["B"][:1].mean()
+    ring.held[2:3], ring.held[3:] = 3, 2
     return inputs | second | {"out": torch.zeros_like(second["x"])}
 
 
@@ -265,15 +266,15 @@ def rms_norm(lengths: Sequence[int]) -> Arguments:
 
 
 def expert_mlp(lengths: Sequence[int]) -> Arguments:
-    """Two of four experts a token."""
+    """Three of four experts a token."""
     num_tokens, hidden, inner = sum(lengths), 32, 16
-    chosen = torch.arange(2 * num_tokens).view(num_tokens, 2) * 3 % 4
+    chosen = torch.arange(3 * num_tokens).view(num_tokens, 3) * 3 % 4
     return {
         "x": torch.randn(num_tokens, hidden),
         "gate_up": torch.randn(4, 2 * inner, hidden) / 8,
         "down": torch.randn(4, hidden, inner) / 8,
         "expert_ids": chosen,
-        "expert_weights": torch.rand(num_tokens, 2),
+        "expert_weights": torch.rand(num_tokens, 3),
     }
 
 
@@ -291,7 +292,8 @@ def pack_experts(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 MAMBA_1 = partial(recurrences.selective, dim=24)
-RULE = recurrences.delta
+MAMBA_2 = partial(recurrences.ssd, num_heads=6, num_groups=3, head_dim=20)
+RULE = partial(recurrences.delta, num_heads=3, num_value_heads=6)
 
 # public function -> its calls; the first is the plain one
 CALLS: dict[str, dict[str, Call]] = {
@@ -342,7 +344,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "rms_norm": {"": Call(kernels.rms_norm, rms_norm)},
     "selective_scan": {"": Call(kernels.selective_scan, partial(scan, MAMBA_1))},
     "selective_state_update": {
-        "": Call(kernels.selective_state_update, partial(step, MAMBA_1, num_new=2)),
+        "": Call(kernels.selective_state_update, partial(step, MAMBA_1, num_new=3)),
     },
     "silu_and_mul": {
         "": Call(
@@ -354,9 +356,13 @@ CALLS: dict[str, dict[str, Call]] = {
         )
     },
     "ssd_ring_update": {"": Call(kernels.ssd_ring_update, ring_update)},
-    "ssd_scan": {"": Call(kernels.ssd_scan, partial(scan, recurrences.ssd), tolerance=1e-5)},
-    "ssd_state_update": {
-        "": Call(kernels.ssd_state_update, partial(step, recurrences.ssd, num_new=2))
+    "ssd_scan": {
+        "": Call(
+            partial(kernels.ssd_scan, chunk_size=16),
+            partial(scan, MAMBA_2),
+            tolerance=1e-5,
+        )
     },
+    "ssd_state_update": {"": Call(kernels.ssd_state_update, partial(step, MAMBA_2, num_new=3))},
     "unpack_state": {"": Call(kernels.unpack_state, pages, dense=("pages",))},
 }

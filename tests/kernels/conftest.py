@@ -13,6 +13,7 @@ from torch import Tensor
 # the laws of recurrences stand in modules of their own, and explain themselves as tests do
 pytest.register_assert_rewrite(
     "tests.kernels.argument_laws",
+    "tests.kernels.offset_laws",
     "tests.kernels.prompt_laws",
     "tests.kernels.ring_laws",
     "tests.kernels.step_laws",

@@ -13,7 +13,18 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from blockstride.kernels.dispatch import INTERPRET
-from tests.kernels.recurrences import BF16, F32, NAN, by_token, keep, piece, turned
+from tests.kernels.gpu.support.recurrences import delta_rule, recurrence
+from tests.kernels.recurrences import (
+    BF16,
+    F32,
+    INF,
+    NAN,
+    assert_close_by_row,
+    by_token,
+    keep,
+    piece,
+    turned,
+)
 
 # the interpreter is slow
 LAW = settings(max_examples=5) if INTERPRET else settings()
@@ -107,6 +118,65 @@ def test_a_batch_of_nothing_but_padding_gives_zeros_and_touches_nothing(
     before = inputs["ssm_state"].clone()
     assert (scan.function(**inputs) == 0).all()
     assert_same_bits(inputs["ssm_state"], before)
+
+
+@pytest.mark.parametrize("lengths", [(5, 0, 33), ()], ids=str)
+def test_rows_behind_the_last_sequence_are_zero_and_touch_nothing(
+    scan, lengths, pool_of, assert_same_bits
+):
+    """A step of fewer tokens than it has room for, as a padding sequence at its end would be."""
+    inputs, num_tokens = scan.make(lengths=lengths), sum(lengths)
+    keep(inputs, (0, 9), (num_tokens, 10), (num_tokens + 20, 11))
+    inputs["ssm_state"][[1, *range(9, len(inputs["ssm_state"]))]] = NAN
+    slack = {
+        name: part.new_full((21, *part.shape[1:]), NAN) for name, part in by_token(inputs).items()
+    }
+    padded = inputs | {name: torch.cat([inputs[name], rows]) for name, rows in slack.items()}
+    initial = inputs["ssm_state"].clone()
+    pool = pool_of(initial)
+    memory = pool.memory.clone()
+    around, out = pool_of(torch.full_like(padded[scan.replaceable[0]], NAN))
+    scan.function(**(padded | {"ssm_state": pool.view}), out=out)
+    assert_same_bits(out[:num_tokens], scan.function(**inputs))
+    assert_same_bits(pool.view, inputs["ssm_state"])
+    assert (out[num_tokens:] == 0).all()
+    out.fill_(NAN)
+    assert around.isnan().all()
+    pool.view.copy_(initial)
+    assert_same_bits(pool.memory, memory)
+
+
+LIMITS = {
+    "every rate minus infinity": ("A", ..., -INF),
+    "some rates minus infinity": ("A", slice(1, None, 2), -INF),
+    "a step of minus infinity": ("dt", 7, -INF),
+    "a huge step": ("dt", 7, 1e30),
+    "a step of infinity": ("dt", 7, INF),
+    "every gate minus infinity": ("g", ..., -INF),
+    "some gates minus infinity": ("g", slice(3, None, 5), -INF),
+}
+
+
+# numpy warns of what the interpreter computes with
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("limit", LIMITS)
+def test_decays_to_zero_and_steps_without_end_are_as_in_float64(scan, limit):
+    """A difference of two infinite sums, or zero times infinity, would be NaN."""
+    inputs, (name, place, value) = scan.make(lengths=(40, 3)), LIMITS[limit]
+    if name not in inputs:
+        pytest.skip(f"no {name}")
+    inputs[name][place] = value
+    keep(inputs, (4, 9), (41, 10))
+    definition = delta_rule if "q" in inputs else recurrence
+    exact, states = definition(**inputs)
+    out = scan.function(**inputs)
+    if value == INF:
+        # what comes after such a step is not finite in float64 either
+        assert not exact[7:40].isfinite().any()
+        exact, out = (torch.cat([part[:7], part[40:]]) for part in (exact, out))
+        states[2], inputs["ssm_state"][2] = 0, 0
+    assert_close_by_row(out, exact)
+    assert_close_by_row(inputs["ssm_state"], states)
 
 
 def test_every_memory_order_gives_the_same_bits(scan, pool_of, assert_same_bits):

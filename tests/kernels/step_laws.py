@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.kernels.recurrences import BF16, F32, NAN, by_token
+from tests.kernels.recurrences import BF16, F32, INF, NAN, by_token
 
 
 @pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
@@ -83,6 +83,18 @@ def test_ids_times_strides_of_a_step_may_pass_2_to_the_31(
         out = step.function(**(inputs | {"ssm_state": state}))
         assert_same_bits(out, step.function(**inputs))
         assert_same_bits(state[2], dense[2])
+
+
+def test_a_step_that_decays_everything_is_one_to_minus_infinity(step, assert_same_bits):
+    inputs = step.make()
+    # every other channel or head forgets, by a rate or by a gate
+    name, place = ("g", (..., slice(None, None, 2))) if "g" in inputs else ("A", slice(0, None, 2))
+    low = inputs | {name: inputs[name].clone(), "ssm_state": inputs["ssm_state"].clone()}
+    low[name][place], inputs[name][place] = -1e30, -INF
+    out = step.function(**inputs)
+    assert out.isfinite().all()
+    assert_same_bits(out, step.function(**low))
+    assert_same_bits(inputs["ssm_state"], low["ssm_state"])
 
 
 def test_several_tokens_are_as_many_steps(several):

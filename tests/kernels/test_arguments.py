@@ -3,6 +3,7 @@
 import pytest
 
 from tests.kernels.argument_laws import *  # noqa: F403
+from tests.kernels.offset_laws import *  # noqa: F403
 
 
 @pytest.fixture

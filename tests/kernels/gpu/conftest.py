@@ -31,7 +31,7 @@ def jit_of_the_function_itself(fn=None, **options):
 triton.jit = jit_of_the_function_itself
 
 # these compile ahead of time, which an interpreted kernel cannot
-COMPILED = {"test_static.py", "test_compile.py"}
+COMPILED = {"test_static.py", "test_grids.py", "test_compile.py"}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -213,6 +213,20 @@ def test_a_prompt_in_chunks_ends_as_one_call_does(chunks, assert_same_bits):
     assert_same_bits(state, inputs["conv_state"])
 
 
+@pytest.mark.parametrize("lengths", [(5, 0, 19), ()], ids=str)
+def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, assert_same_bits):
+    """A step of fewer tokens than it has room for."""
+    inputs, _ = make(lengths=lengths)
+    slack = torch.full((21, inputs["x"].shape[1]), NAN)
+    padded = inputs | {"x": torch.cat([inputs["x"], slack])}
+    padded["conv_state"] = inputs["conv_state"].clone()
+    out = torch.full_like(padded["x"], NAN)
+    causal_conv1d(**padded, out=out)
+    assert_same_bits(out[: sum(lengths)], causal_conv1d(**inputs))
+    assert_same_bits(padded["conv_state"], inputs["conv_state"])
+    assert (out[sum(lengths) :] == 0).all()
+
+
 @settings(max_examples=20)
 @given(lengths=st.lists(st.integers(0, 20), max_size=5))
 def test_a_sequence_does_not_depend_on_its_batch(lengths):
