@@ -234,13 +234,14 @@ class _Bar:
         self.requests = requests
         console = Console(stderr=True)
         long = any(len(request.prompt_ids) >= LONG_PROMPT for request in requests)
+        self._is_shown = wanted and console.is_terminal and (len(requests) > 1 or long)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
             TimeRemainingColumn(),
             console=console,
-            disable=not (wanted and console.is_terminal and (len(requests) > 1 or long)),
+            disable=not self._is_shown,
             transient=True,
             # what is written meanwhile goes where it is meant to
             redirect_stdout=False,
@@ -248,9 +249,7 @@ class _Bar:
         )
 
     def __enter__(self) -> _Bar:
-        # it hides the cursor
-        atexit.register(self.progress.stop)
-        self.progress.start()
+        self._show()
         self.task = self.progress.add_task(
             "generating", total=sum(r.max_len for r in self.requests)
         )
@@ -264,10 +263,20 @@ class _Bar:
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """Leaves the terminal to others for a while."""
-        self.progress.stop()
+        self._hide()
         yield
-        self.progress.start()
+        self._show()
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-        atexit.unregister(self.progress.stop)
+        self._hide()
+
+    def _show(self) -> None:
+        if self._is_shown:
+            # it hides the cursor, also from whoever comes after a signal
+            atexit.register(self.progress.stop)
+            self.progress.start()
+
+    def _hide(self) -> None:
+        if self._is_shown:
+            self.progress.stop()
+            atexit.unregister(self.progress.stop)

@@ -34,6 +34,14 @@ TOKENIZER_CONFIG = {
     "eos_token": "<eos>",
     "clean_up_tokenization_spaces": False,
 }
+CHECKPOINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+)
+"""What `save_checkpoint` writes."""
 
 
 def save_checkpoint(model: Hybrid, folder: Path, *, max_tokens: int) -> None:

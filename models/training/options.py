@@ -7,6 +7,9 @@ from typing import Any
 from blockstride.kernels.checks import expect
 
 PRECISIONS = ("float32", "bfloat16")
+MAX = 1 << 63
+"""What no number reaches: torch's counts and seeds."""
+
 LAST_RATE = 0.01  # of the peak
 
 
@@ -50,9 +53,9 @@ class TrainingOptions:
         expect(precision in PRECISIONS, "precision", f"one of {PRECISIONS}", precision)
         for name in ("warmup_steps", "weight_decay", "seed"):
             value = numbers.pop(name)
-            expect(value >= 0, name, "no negative number", value)
+            expect(0 <= value < MAX, name, "no negative number, and a finite one", value)
         for name, value in numbers.items():
-            expect(value > 0, name, "a positive number", value)
+            expect(0 < value < MAX, name, "a positive number, and a finite one", value)
 
     def lasting(self) -> dict[str, Any]:
         """The options that a resumed run must keep: all but its length and its pauses."""

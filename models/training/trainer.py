@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from blockstride.kernels.checks import expect
-from blockstride.models.training.checkpoint import save_checkpoint
+from blockstride.models.training.checkpoint import CHECKPOINT_FILES, save_checkpoint
 from blockstride.models.training.config import HybridConfig
 from blockstride.models.training.evaluate import bits_per_byte
 from blockstride.models.training.experts import balancing_loss
@@ -23,7 +23,7 @@ from blockstride.models.training.text import as_tokens, split_text, windows, wit
 from blockstride.transfer.atomic_file import write_atomically, write_json
 
 STATE_FILE = "training_state.pt"
-SAMPLE_FILE = "held_out_sample.txt"
+SAMPLE_FILE, RECORD_FILE = "held_out_sample.txt", "training.json"
 SAMPLE_BYTES = 4096
 EXTRAPOLATION = 8  # windows in the longest sequence; jamba-kjv is measured that far
 SMOOTHING = 0.95  # of the reported training loss, from step to step
@@ -53,6 +53,7 @@ def train(
     config: HybridConfig | None = None,
     options: TrainingOptions | None = None,
     report: Callable[[Progress], None] | None = None,
+    on_resume: Callable[[int, float], None] | None = None,
 ) -> float:
     """Train a hybrid on a text and write it as a checkpoint that transformers loads.
 
@@ -66,15 +67,18 @@ def train(
         config: Sizes of the model; 2.9 M parameters when not given.
         options: How to train it.
         report: Called after every step.
+        on_resume: Called with the steps done and the seconds spent, where a run goes on.
 
     Returns:
         Bits per byte on all held-out text.
 
     Raises:
-        ValueError: The text is missing or too short, `out` holds the state of another run, or the
-            loss is not finite.
+        ValueError: The text is missing or too short, `out` holds the state of another run or files
+            that this one would replace, or the loss is not finite.
     """
     run = _Run(text, out, config or HybridConfig(), options or TrainingOptions())
+    if run.done and on_resume:
+        on_resume(run.done, run.seconds)
     for progress in run.steps():
         if report:
             report(progress)
@@ -88,6 +92,7 @@ class _Run:
         self, text: Path, out: Path, config: HybridConfig, options: TrainingOptions
     ) -> None:
         self.options, self.out = options, out
+        _expect_room(out)
         self.split = split_text(text, options.context_size)
         self.identity = {
             "text_sha256": self.split.sha256,
@@ -169,9 +174,20 @@ class _Run:
         }
         write_atomically(self.out / SAMPLE_FILE, sample)
         save_checkpoint(self.model, self.out, max_tokens=EXTRAPOLATION * options.context_size)
-        write_json(self.out / "training.json", record)
+        write_json(self.out / RECORD_FILE, record)
         (self.out / STATE_FILE).unlink(missing_ok=True)
         return bits
+
+
+def _expect_room(out: Path) -> None:
+    """Raise `ValueError` if something is in a folder that a run would replace and hasn't made."""
+    expect(out.is_dir() or not out.exists(), "out", "a folder, or none yet", f"the file {out}")
+    # whoever has left its state there writes its files at the end
+    if not (out / STATE_FILE).exists():
+        names = (*CHECKPOINT_FILES, SAMPLE_FILE, RECORD_FILE)
+        found = [name for name in names if (out / name).exists()]
+        free = "a folder with nothing to replace, or with a run to go on with"
+        expect(not found, "out", free, f"{', '.join(found)} in {out}")
 
 
 def _optimiser(model: Hybrid, options: TrainingOptions) -> torch.optim.AdamW:
