@@ -7,9 +7,6 @@ from typing import Any
 from blockstride.kernels.checks import expect
 
 PRECISIONS = ("float32", "bfloat16")
-MAX = 1 << 63
-"""What no number reaches: torch's counts and seeds."""
-
 LAST_RATE = 0.01  # of the peak
 
 
@@ -51,11 +48,14 @@ class TrainingOptions:
         numbers = dataclasses.asdict(self)
         precision = numbers.pop("precision")
         expect(precision in PRECISIONS, "precision", f"one of {PRECISIONS}", precision)
+        for name, value in numbers.items():
+            expect(math.isfinite(value), name, "a finite number", value)
+        expect(self.seed < 1 << 63, "seed", "less than 2**63", self.seed)
         for name in ("warmup_steps", "weight_decay", "seed"):
             value = numbers.pop(name)
-            expect(0 <= value < MAX, name, "no negative number, and a finite one", value)
+            expect(value >= 0, name, "no negative number", value)
         for name, value in numbers.items():
-            expect(0 < value < MAX, name, "a positive number, and a finite one", value)
+            expect(value > 0, name, "a positive number", value)
 
     def lasting(self) -> dict[str, Any]:
         """The options that a resumed run must keep: all but its length and its pauses."""

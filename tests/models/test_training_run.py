@@ -52,13 +52,17 @@ def test_killed_and_resumed_run_ends_with_the_same_bits(text, tmp_path, precisio
     train(text, whole, config=CONFIG, options=options)
     with pytest.raises(KilledError):
         train(text, resumed, config=CONFIG, options=options, report=kill_after_three_steps)
-    steps = []
+    steps, resumes = [], []
 
     def keep(progress):
         steps.append(progress.step)
 
-    train(text, resumed, config=CONFIG, options=options, report=keep)
-    assert steps == [3, 4, 5]
+    def tell(done, seconds):
+        resumes.append(done)
+        assert seconds > 0
+
+    train(text, resumed, config=CONFIG, options=options, report=keep, on_resume=tell)
+    assert (resumes, steps) == ([2], [3, 4, 5])
     name = "model.safetensors"
     assert (whole / name).read_bytes() == (resumed / name).read_bytes()
     assert not (resumed / "training_state.pt").exists()
@@ -100,6 +104,27 @@ def test_file_that_is_no_state_is_refused(text, tmp_path, content):
         train(text, tmp_path, config=CONFIG, options=OPTIONS)
 
 
+def test_a_folder_with_files_that_a_run_has_not_made_is_left_alone(text, tmp_path):
+    train(text, tmp_path / "run", config=CONFIG, options=OPTIONS)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    for name in before:
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).write_bytes(b"somebody's")
+        with pytest.raises(ValueError, match=f"out: expected a folder .*, got {name} in {folder}"):
+            train(text, folder, config=CONFIG, options=OPTIONS)
+        assert [file.read_bytes() for file in folder.iterdir()] == [b"somebody's"]
+    # its own, once it is finished, as much as another's
+    with pytest.raises(ValueError, match=r"out: expected a folder .*, got config\.json, .* in"):
+        train(text, tmp_path / "run", config=CONFIG, options=OPTIONS)
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("of no run")
+    train(text, tmp_path / "notes", config=CONFIG, options=OPTIONS)
+    with pytest.raises(ValueError, match="out: expected a folder, or none yet, got the file"):
+        train(text, text, config=CONFIG, options=OPTIONS)
+
+
 def test_missing_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"text: expected a file to train on, got .*nowhere"):
         train(tmp_path / "nowhere", tmp_path / "out", config=CONFIG)
@@ -132,6 +157,9 @@ def test_text_of_a_few_bytes_is_refused(tmp_path):
     [
         ("steps", 0, "steps: expected a positive number, got 0"),
         ("learning_rate", -1.0, "learning_rate: expected a positive number"),
+        ("learning_rate", math.inf, "learning_rate: expected a finite number, got inf"),
+        ("weight_decay", math.nan, "weight_decay: expected a finite number, got nan"),
+        ("seed", 1 << 70, r"seed: expected less than 2\*\*63"),
         ("warmup_steps", -1, "warmup_steps: expected no negative number"),
         ("precision", "float16", "precision: expected one of"),
     ],
