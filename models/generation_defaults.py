@@ -50,8 +50,7 @@ def default_params(generation: Mapping[str, Any] | None) -> SamplingParams:
         generation: The file; None where there is none.
 
     Raises:
-        TypeError: A value of another type.
-        ValueError: A value out of its range.
+        ValueError: A value of another type or out of its range.
     """
     said = {key: value for key, value in (generation or {}).items() if value is not None}
     without = [key for key, neutral in NEUTRAL.items() if said.get(key, neutral) != neutral]
@@ -69,4 +68,8 @@ def default_params(generation: Mapping[str, Any] | None) -> SamplingParams:
         "top_p": said.get("top_p"),
         "stop": said.get("stop_strings"),
     }
-    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return SamplingParams(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"generation_config.json: {error}") from error

@@ -146,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with _load(args) as llm:
         loaded = time.perf_counter()
-        params = replace(llm.default_params, **given, stop=tuple(args.stop))
+        stop = tuple(args.stop) or llm.default_params.stop
+        params = replace(llm.default_params, **given, stop=stop)
         logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
         if len(prompts) == 1:
             pieces = llm.stream(prompts[0], params)

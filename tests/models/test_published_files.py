@@ -56,8 +56,13 @@ def reread(path):
     return Reference(path, transformers.AutoModelForCausalLM.from_pretrained(path))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("heads", ["other", "same", "none", "alone"])
+@pytest.mark.parametrize(
+    ("family", "heads"),
+    [
+        *((family, "other") for family in FAMILIES),
+        *(("jamba", h) for h in ("same", "none", "alone")),
+    ],
+)
 def test_tied_embeddings_are_tied_where_transformers_ties_them(folder, family, heads):
     path = folder(family)
     edit(path / "config.json", tie_word_embeddings=True)
@@ -93,8 +98,10 @@ def test_experts_may_lie_in_one_tensor(references, family, tmp_path):
     assert_close(all_logits(tmp_path, ids), reference.logits(ids))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("said", ["generation", "several", "config", "neither"])
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("jamba", "generation"), ("granite", "several"), ("bamba", "config"), ("jamba", "neither")],
+)
 def test_a_text_ends_where_transformers_ends_it(references, folder, family, said):
     free = references(family).greedy([5, 6, 7], 12)
     path = folder(family)
@@ -145,6 +152,11 @@ def test_sampling_parameters_default_to_those_of_the_checkpoint(said, tmp_path):
         return
     drawn = (params.temperature, params.top_k, params.top_p)
     assert drawn == (theirs.temperature, theirs.top_k, theirs.top_p)
+
+
+def test_a_default_that_cannot_be_is_refused_by_file_and_key():
+    with pytest.raises(ValueError, match=r"^generation_config.json: temperature: expected 0 or "):
+        default_params({"do_sample": True, "temperature": -1.0})
 
 
 def test_what_a_file_asks_for_in_vain_is_named(caplog):
