@@ -80,7 +80,7 @@ def changed(full: dict, own: Collection[str]) -> Iterator[dict]:
             yield {name: value for name, value in full.items() if name != key}
             yield {**full, key: None}
         if not isinstance(said, list):
-            other = {**full, key: 16 if said is None or said is True else int(said * 2)}
+            other = {**full, key: 4 if said is None or said is True else int(said * 2)}
             # what neither side reads is no question
             if key in full or key in own or specs_of(other) != base:
                 yield other
