@@ -14,23 +14,26 @@ import torch
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_type
 
 CPU = torch.device("cpu")
+
+
+def expect_storages(storages: object) -> None:
+    """Raises `TypeError` for anything but tensors by the numbers of their pools."""
+    expect_type(storages, "pools", Mapping)
+    assert isinstance(storages, Mapping), "checked above"
+    for pool, storage in storages.items():
+        expect_type(pool, "pools", int)
+        expect_type(storage, f"pool {pool}", Tensor)
 
 
 def device_of(storages: Mapping[int, Tensor]) -> torch.device:
     """Where storages are; nowhere is the CPU.
 
     Raises:
-        TypeError: Something else than tensors by the numbers of their pools.
         ValueError: Memory on several devices.
     """
-    mapping = isinstance(storages, Mapping)
-    expect(mapping, "pools", "pool number -> tensor", type(storages).__name__, TypeError)
-    for pool, storage in storages.items():
-        expect(isinstance(pool, int), "pools", "numbers of pools", repr(pool), TypeError)
-        tensor, got = isinstance(storage, Tensor), type(storage).__name__
-        expect(tensor, f"pool {pool}", "a tensor", got, TypeError)
     devices = {storage.device for storage in storages.values()}
     expect(len(devices) <= 1, "pools", "memory of one device", devices)
     return next(iter(devices), CPU)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_type, names, whole
 from blockstride.transfer.connector.description import addresses
 from blockstride.transfer.connector.errors import TransferError
 from blockstride.transfer.connector.parts import Region
@@ -56,6 +57,9 @@ class TransferAgent:
         num_threads: int = 0,
         backends: tuple[str, ...] = ("UCX",),
     ) -> None:
+        expect_type(name, "name", str)
+        whole(num_threads, "num_threads")
+        names(backends, "backends")
         api = import_module("nixl._api")
         if "NIXL_LOG_LEVEL" not in os.environ:
             # it would announce every agent on standard output

@@ -14,10 +14,11 @@ import zmq.asyncio
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.errors import AbortedError
-from blockstride.transfer.connector.handle import ReadHandle, ReadRequest
+from blockstride.transfer.connector.handle import ReadHandle, ReadRequest, check_request_id
 from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
 from blockstride.transfer.connector.link import new_socket
 from blockstride.transfer.connector.links import Links
@@ -25,7 +26,7 @@ from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.reading import Reader
 from blockstride.transfer.connector.serving import Server
 from blockstride.transfer.connector.settings import ConnectorSettings
-from blockstride.transfer.device import CPU, device_of, wait_for_device
+from blockstride.transfer.device import CPU, device_of, expect_storages, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.request import BlockIds, check_blocks
 
@@ -59,7 +60,11 @@ class Connector:
         settings: ConnectorSettings | None = None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
+        expect_type(info, "info", EngineTransferInfo)
+        expect_type(settings, "settings", ConnectorSettings | None)
+        expect(callable(on_change), "on_change", "something to call", on_change, TypeError)
         expect_fingerprint(info)
+        rank = whole(rank, "rank")
         info.coordinates(rank)
         self.info, self.rank = info, rank
         self.settings = settings or ConnectorSettings()
@@ -81,11 +86,14 @@ class Connector:
             The address that readers take.
 
         Raises:
-            ValueError: Other pools, or other sizes, than the engine implies; or a second call.
+            ValueError: Other pools, or other sizes, than the engine implies; memory of a GPU that
+                other processes can't reach; or a second call.
+            TypeError: Something else than tensors.
             OSError: The address can't be listened on.
             ImportError: NIXL is not installed.
         """
         expect(self._thread is None, "register_kv_caches", "one call", "a second one")
+        expect_storages(pools)
         self._device = device_of(pools)
         # of what was offered before, and of pools that are being filled for the first time
         wait_for_device(self._device)
@@ -139,13 +147,16 @@ class Connector:
         Once more with other addresses, links to the old ones are given up; the processes that
         listened there must have ended, since one that writes here could not be told to stop.
         """
-        self._call(_later(lambda: self._links.add_peer(engine_id, addresses)))
+        expect_type(engine_id, "engine_id", str)
+        known = names(addresses, "addresses")
+        self._call(_later(lambda: self._links.add_peer(engine_id, known)))
 
     def connect(self, engine_id: str) -> None:
         """Begins to link to an engine, so that no request pays for that.
 
         Whether it succeeds shows when a request is read; that makes missing links itself.
         """
+        expect_type(engine_id, "engine_id", str)
 
         def begin() -> None:
             reading = self._reader.connect(engine_id, self.settings.answer_seconds)
@@ -164,6 +175,7 @@ class Connector:
         Raises:
             ValueError: A request of that name is under way already, or blocks that can't be right.
         """
+        expect_type(request, "request", ReadRequest)
         check_blocks("local", self.info, request.num_tokens, request.local)
         wait_for_device(self._device)
         handle = ReadHandle(request, _on_change=self._on_change)
@@ -197,6 +209,8 @@ class Connector:
         Raises:
             ValueError: Blocks that no request could name, or a request that is held already.
         """
+        check_request_id(request_id)
+        num_tokens = whole(num_tokens, "num_tokens")
         check_blocks("offered", self.info, num_tokens, blocks)
         wait_for_device(self._device)
 
@@ -214,6 +228,7 @@ class Connector:
         Returns:
             Whether its blocks are free now: not when they are just being written to a reader.
         """
+        check_request_id(request_id)
         return self._call(_later(lambda: self._leases.withdraw(request_id)))
 
     def ended_leases(self) -> list[LeaseEnd]:
@@ -257,6 +272,7 @@ class Connector:
         Args:
             grace_seconds: How long transfers that are under way may take.
         """
+        expect_seconds(grace_seconds, "grace_seconds", or_none_at_all=True)
         if self._thread is not None and self._thread.is_alive():
             self._call(self._stop(grace_seconds))
             self._end_thread()

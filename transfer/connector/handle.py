@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
 from blockstride.transfer.connector.errors import TransferError
 from blockstride.transfer.request import BlockIds
 
@@ -27,6 +28,10 @@ class ReadRequest:
         sources: Engines that offer it, the first choice first.
         deadline_seconds: Time for all of it, retries included.
         push: Whether the producer writes, instead of this rank reading.
+
+    Raises:
+        ValueError: A value out of range.
+        TypeError: A value of another type.
     """
 
     request_id: str
@@ -37,9 +42,19 @@ class ReadRequest:
     push: bool = False
 
     def __post_init__(self) -> None:
-        expect(0 < len(self.request_id) <= 256, "request_id", "1 to 256 letters", self.request_id)
+        check_request_id(self.request_id)
+        object.__setattr__(self, "num_tokens", whole(self.num_tokens, "num_tokens"))
+        object.__setattr__(self, "sources", names(self.sources, "sources"))
         expect(len(self.sources) > 0, "sources", "at least one engine", self.sources)
-        expect(self.deadline_seconds > 0, "deadline_seconds", "more than 0", self.deadline_seconds)
+        expect_seconds(self.deadline_seconds, "deadline_seconds")
+        expect_type(self.push, "push", bool)
+
+
+def check_request_id(request_id: object) -> None:
+    """Raises `ValueError` or `TypeError` for what can't name a request."""
+    expect_type(request_id, "request_id", str)
+    assert isinstance(request_id, str), "checked above"
+    expect(0 < len(request_id) <= 256, "request_id", "1 to 256 letters", repr(request_id))
 
 
 @dataclass(eq=False)
@@ -86,6 +101,8 @@ class ReadHandle:
             TransferError: The request failed.
             TimeoutError: It is not done yet.
         """
+        if seconds is not None:
+            expect_seconds(seconds, "seconds", or_none_at_all=True)
         longest = self.request.deadline_seconds + 5.0 if seconds is None else seconds
         if not self._done.wait(longest):
             raise TimeoutError(f"request {self.request.request_id!r}: not done in {longest} s")
@@ -94,6 +111,7 @@ class ReadHandle:
 
     def wait_settled(self, seconds: float) -> bool:
         """Waits until the blocks may be used for something else; returns whether they may."""
+        expect_seconds(seconds, "seconds", or_none_at_all=True)
         return self._settled.wait(seconds)
 
     def _end(self) -> None:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from blockstride.kernels.checks import expect
+from blockstride.transfer.argument_types import expect_seconds, expect_type, whole
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.peer_plan import StrategyChoice
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+LEAST = {
+    "port": 0,
+    "max_tokens": 1,
+    "max_states": 1,
+    "chunk_bytes": 1,
+    "max_staging_bytes": 0,
+    "max_message_bytes": 1,
+    "num_threads": 0,
+}
+"""Settings that count something, with the smallest that can be."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class ConnectorSettings:
 
     Raises:
         ValueError: A value out of range, or no key on an interface that others can reach.
+        TypeError: A value of another type.
     """
 
     host: str = "127.0.0.1"
@@ -64,11 +78,22 @@ class ConnectorSettings:
     num_threads: int = 0
 
     def __post_init__(self) -> None:
+        expect_type(self.host, "host", str)
+        expect_type(self.key, "key", bytes)
+        expect_type(self.cost_model, "cost_model", CostModel | None)
+        for name in ("cast", "progress_thread"):
+            expect_type(getattr(self, name), name, bool)
+        for name, least in LEAST.items():
+            object.__setattr__(self, name, whole(getattr(self, name), name, least))
+        for name in ("lease_seconds", "answer_seconds", "backoff_seconds"):
+            expect_seconds(getattr(self, name), name)
+        choices = get_args(StrategyChoice)
+        known = isinstance(self.strategy, str) and self.strategy in choices
+        expect(known, "strategy", f"one of {', '.join(choices)}", repr(self.strategy))
+        expect(self.port < 1 << 16, "port", "below 65536", self.port)
         safe = bool(self.key) or self.host in LOOPBACK
         expect(safe, "key", f"a shared secret to listen on {self.host}", "none")
         expect(len(self.key) <= 64, "key", "at most 64 bytes", len(self.key))
-        for name in ("lease_seconds", "answer_seconds", "backoff_seconds", "chunk_bytes"):
-            expect(getattr(self, name) > 0, name, "more than 0", getattr(self, name))
 
     @property
     def heartbeat_seconds(self) -> float:

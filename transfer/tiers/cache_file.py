@@ -35,6 +35,7 @@ from blockstride.transfer.tiers.stored_cache import (
     canonical_engine,
     expect_all_written,
     expect_no_failure,
+    sizes_to_store,
     writing_ranks,
 )
 
@@ -116,10 +117,11 @@ class CacheFileWriter(_OpenFile):
         expect_type(tag, "tag", bytes)
         expect_type(save_id, "save_id", str)
         expect(bool(save_id) or not join, "save_id", "that of the file to join", "none")
-        canonical = canonical_engine(engine, num_tokens, num_states)
-        super().__init__(canonical, num_tokens, num_states)
+        sizes = sizes_to_store(engine, num_tokens, num_states)
+        canonical = canonical_engine(engine, *sizes)
+        super().__init__(canonical, *sizes)
         self.path, self.save_id = Path(path), save_id or token_hex(8)
-        self._header = blank_header(engine, canonical, num_tokens, num_states, tag)
+        self._header = blank_header(engine, canonical, *sizes, tag)
         self._shape = shape_of(self._header, canonical)
         self._ranks = writing_ranks(canonical, engine)
         self._joined, self._failed = join, False

@@ -19,6 +19,7 @@ from blockstride.transfer.tiers.stored_cache import (
     canonical_engine,
     expect_all_written,
     expect_no_failure,
+    sizes_to_store,
     writing_ranks,
 )
 
@@ -46,7 +47,8 @@ class HostCache(StoredCache):
         device: torch.device = CPU,
     ) -> None:
         expect_type(device, "device", torch.device)
-        super().__init__(canonical_engine(engine, num_tokens, num_states), num_tokens, num_states)
+        sizes = sizes_to_store(engine, num_tokens, num_states)
+        super().__init__(canonical_engine(engine, *sizes), *sizes)
         self._ranks = {*writing_ranks(self.engine, engine)}
         self._missing = {*self._ranks}
         self._failed = False

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
-from blockstride.transfer.argument_types import expect_seconds, expect_type
+from blockstride.transfer.argument_types import expect_seconds, expect_type, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.agent import TransferAgent
 from blockstride.transfer.connector.chunks import Chunk, RowList, cut
@@ -23,7 +23,7 @@ from blockstride.transfer.connector.description import addresses, expect_plannab
 from blockstride.transfer.connector.errors import DeadlineError, TransferError
 from blockstride.transfer.connector.posting import Operation
 from blockstride.transfer.copy_plan import CopyPlan, Side
-from blockstride.transfer.device import device_of, on_device, wait_for_device
+from blockstride.transfer.device import device_of, expect_storages, on_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.plan import EngineTransferPlan, generate_engine_transfer_plan
 from blockstride.transfer.request import BlockIds, TransferRequest
@@ -115,9 +115,10 @@ class Offloader:
         timeout_seconds: float = 60.0,
     ) -> None:
         expect_type(engine, "engine", EngineTransferInfo)
-        expect_type(rank, "rank", int)
+        rank = whole(rank, "rank")
         expect_seconds(timeout_seconds, "timeout_seconds")
         expect_fingerprint(engine)
+        expect_storages(pools)
         self._device = device_of(pools)
         sizes = {pool: storage.numel() for pool, storage in pools.items()}
         wanted = dict(engine.rank_cache(rank).pool_bytes)

@@ -19,7 +19,7 @@ import numpy as np
 
 from blockstride.kernels.checks import expect
 from blockstride.layouts import NULL_BLOCK, CacheGroup, KVCacheLayout, group_layers
-from blockstride.transfer.argument_types import expect_type
+from blockstride.transfer.argument_types import expect_type, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.request import BlockIds
@@ -36,6 +36,19 @@ def stored_blocks(group: CacheGroup, block_size: int, num_tokens: int, num_state
     return group.spec.live_blocks(num_tokens, block_size)
 
 
+def sizes_to_store(engine: object, num_tokens: object, num_states: object) -> tuple[int, int]:
+    """Tokens and states of a sequence that is to be stored.
+
+    Raises:
+        ValueError: No token, no state, or an engine without a fingerprint of its model.
+        TypeError: An argument of another type.
+    """
+    expect_type(engine, "engine", EngineTransferInfo)
+    assert isinstance(engine, EngineTransferInfo), "checked above"
+    expect_fingerprint(engine)
+    return whole(num_tokens, "num_tokens", 1), whole(num_states, "num_states", 1)
+
+
 def canonical_engine(
     engine: EngineTransferInfo, num_tokens: int, num_states: int = 1
 ) -> EngineTransferInfo:
@@ -47,13 +60,8 @@ def canonical_engine(
         num_states: States that each group without tokens keeps: 1, and more with snapshots.
 
     Raises:
-        ValueError: No token, no state, or an engine without a fingerprint of its model.
-        TypeError: An argument of another type.
+        ValueError: No token, or no state.
     """
-    expect_type(engine, "engine", EngineTransferInfo)
-    expect_type(num_tokens, "num_tokens", int)
-    expect_type(num_states, "num_states", int)
-    expect_fingerprint(engine)
     expect(num_tokens > 0, "num_tokens", "at least 1", num_tokens)
     expect(num_states > 0, "num_states", "at least 1", num_states)
     groups = group_layers(engine.specs, "split")
