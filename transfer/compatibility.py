@@ -31,8 +31,7 @@ def expect_same_model(local: EngineTransferInfo, remote: EngineTransferInfo) -> 
             compared.add(pair)
     name = f"model_fingerprint of {remote.engine_id}"
     ours, theirs = (engine.model_fingerprint or "none" for engine in (local, remote))
-    wanted = f"{ours}, that of {local.engine_id}, whose caches come from the same weights"
-    expect(ours == theirs, name, wanted, theirs)
+    expect(ours == theirs, name, f"{ours}, that of {local.engine_id}", theirs)
 
 
 def expect_fingerprint(engine: EngineTransferInfo) -> None:
