@@ -1,5 +1,7 @@
 """Text in, text out: streaming, stop texts, seeds, files of prompts, and the command line."""
 
+from typing import Any
+
 import pytest
 
 from blockstride import kernels
@@ -101,6 +103,17 @@ def test_more_prompts_than_rows_are_all_answered_in_order(reference):
     prompts = [f"prompt number {i}" for i in range(7)]
     completions = llm.generate(prompts, SamplingParams(max_tokens=5), progress=True)
     assert [c.prompt for c in completions] == prompts
+    llm.engine.blocks.check()
+
+
+def test_a_completion_comes_when_it_and_those_before_it_are_done(reference):
+    llm: Any = LLM(reference.path, config=EngineConfig(max_num_seqs=1))
+    completions = llm.completions(["one", "two", "three"], SamplingParams(3, ignore_eos=True))
+    assert next(completions).prompt == "one"
+    assert llm.engine.has_work
+    assert next(completions).prompt == "two"
+    completions.close()
+    assert not llm.engine.has_work
     llm.engine.blocks.check()
 
 
