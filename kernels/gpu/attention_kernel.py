@@ -90,7 +90,7 @@ def accumulate(
     return new_max, row_sum, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def attention_kernel(
     query_ptr,
     key_cache,

@@ -18,7 +18,7 @@ import triton.language as tl
 from blockstride.kernels.gpu.attention_rows import ITEM_SIZE, LOG2_E, LOWEST
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def specialised_kernel(
     query_ptr,
     key_cache,

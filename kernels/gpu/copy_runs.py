@@ -55,7 +55,7 @@ def copy_part(
         tl.store(target + items, tl.load(source + items, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_runs"])
 def copy_runs_kernel(
     source_ptr,
     destination_ptr,

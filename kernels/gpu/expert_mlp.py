@@ -28,7 +28,8 @@ from blockstride.kernels.gpu.launching import (
 )
 from blockstride.kernels.gpu.sequence_chunks import num_slots
 
-SORT_BLOCK, SUM_BLOCK = 4096, 1024
+# two sizes, not one for each power of two: a step of a new size should find its kernel compiled
+SHORT_SORT, SORT_BLOCK, SUM_BLOCK = 256, 4096, 1024
 
 
 class Tile(NamedTuple):
@@ -180,7 +181,7 @@ def expert_mlp(
     outputs = x.new_empty((num_pairs, hidden), dtype=torch.float32)
     sort_pairs_kernel[(num_experts + 1,)](
         expert_ids, order, starts, num_pairs, num_experts, *expert_ids.stride(),
-        TOP_K=top_k, BLOCK=min(SORT_BLOCK, next_power_of_2(num_pairs)),
+        TOP_K=top_k, BLOCK=SHORT_SORT if num_pairs <= SHORT_SORT else SORT_BLOCK,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     meta = {

@@ -23,7 +23,7 @@ def load_experts(
     return tl.where((expert >= 0) & (expert < num_experts), expert, -1).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def sort_pairs_kernel(
     expert_ids_ptr, order_ptr, starts_ptr,
     # sizes

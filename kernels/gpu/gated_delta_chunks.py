@@ -57,7 +57,7 @@ def inverse(lower, row, column, PRECISION: tl.constexpr):
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def gated_delta_chunk_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, state_indices_ptr, query_start_loc_ptr,
     inverse_ptr, scores_ptr,

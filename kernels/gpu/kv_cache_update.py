@@ -100,7 +100,7 @@ def zero_tail(
             tl.store(rows_ptr, zeros, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def kv_cache_update_kernel(
     key_ptr,
     value_ptr,

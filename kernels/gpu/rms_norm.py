@@ -20,7 +20,7 @@ from blockstride.kernels.gpu.launching import next_power_of_2, warps_for
 TILE = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x_ptr,
     weight_ptr,

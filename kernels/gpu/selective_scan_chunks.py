@@ -49,7 +49,7 @@ def load_rates(A_ptr, offs_d, offs_n, mask, stride_channel, stride_state):
     return tl.maximum(tl.load(A_ptr + offsets, mask=mask, other=0.0) * LOG2_E, LOWEST_RATE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def local_state_kernel(
     x_ptr, dt_ptr, A_ptr, B_ptr, state_indices_ptr, query_start_loc_ptr, dt_bias_ptr,
     carry_ptr, total_step_ptr,

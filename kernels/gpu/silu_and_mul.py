@@ -15,7 +15,7 @@ from blockstride.kernels.gpu.launching import next_power_of_2, warps_for
 TILE = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def silu_and_mul_kernel(
     gate_up_ptr,
     out_ptr,

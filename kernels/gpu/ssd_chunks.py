@@ -26,7 +26,7 @@ def split_sum(log_decay):
     return tl.cumsum(high, -1), tl.cumsum(log_decay - high, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def ssd_decay_kernel(
     dt_ptr, A_ptr, dt_bias_ptr, query_start_loc_ptr, step_ptr, high_ptr, low_ptr,
     # sizes
@@ -117,7 +117,7 @@ def added_state(
     return acc, high_end + low_end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def ssd_state_kernel(
     x_ptr, B_ptr, state_indices_ptr, query_start_loc_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,
     # sizes
@@ -151,7 +151,7 @@ def ssd_state_kernel(
     tl.store(carry_ptr + offs_p[:, None] * D_STATE + offs_n[None, :], acc, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
 def ssd_checkpoint_kernel(
     x_ptr, B_ptr, ssm_state_ptr, state_indices_ptr, query_start_loc_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,
