@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # read once: Triton itself decides at decoration time whether a kernel is interpreted
@@ -13,8 +14,8 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def runs_on_triton(tensor: Tensor) -> bool:
-    """True for tensors that aren't on a CPU, and for all tensors under `TRITON_INTERPRET=1`."""
-    return INTERPRET or not tensor.is_cpu
+    """True for CUDA tensors, and for all tensors under `TRITON_INTERPRET=1`."""
+    return tensor.is_cuda or INTERPRET
 
 
 @cache
@@ -28,4 +29,21 @@ def implementation(module: str, name: str, on_triton: bool) -> Callable[..., Any
     """
     # an import statement in the function would cost a microsecond at every call
     package = "blockstride.kernels.gpu" if on_triton else f"blockstride.kernels.cpu.{module}"
-    return getattr(import_module(package), name)
+    function = getattr(import_module(package), name)
+    return on_its_device(function) if on_triton and torch.cuda.is_available() else function
+
+
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called while the GPU of its first tensor is the current one.
+
+    Triton launches on the current device, whatever the tensors are on.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tensor = next(arg for arg in args if isinstance(arg, Tensor))
+        # a CPU's tensors have no device to change to
+        with torch.cuda.device(tensor.device if tensor.is_cuda else -1):
+            return function(*args, **kwargs)
+
+    return run

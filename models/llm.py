@@ -49,7 +49,9 @@ class LLM(TextGenerator[Engine]):
         checkpoint = Checkpoint(path)
         tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
         self.model = load_model(path, config, dtype=dtype, device=device)
-        super().__init__(tokenizer, Engine(self.model, config), defaults)
+        engine = Engine(self.model, config)
+        engine.warm_up()
+        super().__init__(tokenizer, engine, defaults)
 
 
 class DistributedLLM(TextGenerator[Deployment]):
@@ -66,7 +68,8 @@ class DistributedLLM(TextGenerator[Deployment]):
         prefill: One engine or several that compute prompts; none: decode engines do.
         decode: One engine or several that continue them.
         dtype: See `load_model`.
-        device: `"cpu"` or `"cuda"`; a GPU when there is one and this is None.
+        device: `"cpu"`, `"cuda"`, whose GPUs are dealt to ranks in turn, or one, as `"cuda:1"`; all
+            GPUs when there are some and this is None.
         transfer: How sequences are handed over; None for the defaults.
         answer_seconds: How long an engine that has something to do may say nothing, before it is
             given up and others do its work.

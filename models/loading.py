@@ -100,7 +100,7 @@ def cache_dtypes(config: EngineConfig, compute: torch.dtype) -> CacheDtypes:
 
 
 def find_device(device: torch.device | str | None = None) -> torch.device:
-    """A device that is there.
+    """A device that is there; the current one of all GPUs where none of them is named.
 
     Args:
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; None: a GPU when there is one.
@@ -115,6 +115,9 @@ def find_device(device: torch.device | str | None = None) -> torch.device:
     expect(count > 0, "device", "a GPU that torch can use", "none")
     known = not index or (index.isdecimal() and int(index) < count)
     expect(known, "device", f"{kind}:0 to {kind}:{count - 1}", repr(found))
+    if kind == "cuda" and not index:
+        # tensors say which one they are on, so what is compared with them has to
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device(found)
 
 

@@ -227,6 +227,7 @@ def _print_stats(llm: LLM | DistributedLLM, load_seconds: float, seconds: float)
 
 def _add_engine(table: Table, report: EngineReport) -> None:
     stats = report.stats
+    table.add_row("compiled in", f"{stats.compile_seconds:.2f} s")
     table.add_row("steps", f"{stats.steps}")
     table.add_row("prompt tokens", f"{stats.prefill_tokens} at {stats.prefill_rate:,.0f} tokens/s")
     table.add_row("new tokens", f"{stats.decode_tokens} at {stats.decode_rate:,.0f} tokens/s")

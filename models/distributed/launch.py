@@ -9,6 +9,7 @@ from time import monotonic
 
 import torch
 
+from blockstride.kernels.checks import expect
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.messages import START_SECONDS, Failed, Ready, Setup
@@ -16,6 +17,25 @@ from blockstride.models.distributed.sizes import check_engines
 from blockstride.models.engine import EngineConfig
 from blockstride.models.loading import find_device
 from blockstride.transfer.connector import ConnectorSettings
+
+
+def deal_places(device: str, num_ranks: Sequence[int]) -> list[list[str]]:
+    """Where the ranks of every engine run.
+
+    Args:
+        device: As a user says it; `"cuda"` deals ranks to all GPUs in turn.
+        num_ranks: Ranks of each engine.
+
+    Raises:
+        ValueError: A device that isn't there, or a GPU that two ranks of an engine would be on.
+    """
+    find_device(device)
+    is_shared = device.startswith("cuda:") and max(num_ranks) > 1
+    expect(not is_shared, "device", "'cuda', whose GPUs ranks share out, for several ranks", device)
+    places = cycle(
+        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
+    )
+    return [[next(places) for _ in range(count)] for count in num_ranks]
 
 
 def plan_engines(
@@ -44,13 +64,9 @@ def plan_engines(
     Raises:
         ValueError: A device, a model or sizes that can't be; the message names the engine.
     """
-    find_device(device)
-    places = cycle(
-        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
-    )
+    places = deal_places(device, [config.tp_size for _, config in configs])
     engines = []
-    for engine_id, config in configs:
-        devices = [next(places) for _ in range(config.tp_size)]
+    for (engine_id, config), devices in zip(configs, places, strict=True):
         store = f"{folder}/{engine_id}"
         setup = Setup(
             engine_id,

@@ -86,6 +86,7 @@ def lead(setup: Setup, front_end: Connection, followers: Sequence[Connection]) -
     ranks.join()
     _join(setup)
     ordered = tuple(addresses[rank] for rank in range(len(ranks)))
+    leader.engine.warm_up()
     front_end.send(Ready(leader.engine.limits, ordered))
     leader.run()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from blockstride.kernels.checks import expect
 from blockstride.layouts.accounting import tokens_that_fit
@@ -24,6 +25,8 @@ from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampler import sample
 from blockstride.models.engine.sampling import SamplingParams
 from blockstride.models.engine.scheduler import Scheduler
+from blockstride.models.engine.step_timer import StepTimer
+from blockstride.models.engine.warm_up import warm_up_batches
 from blockstride.models.hybrid_model import HybridModel
 
 logger = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class Engine:
         self.config = config = config or EngineConfig()
         self.model = model
         self.stats = EngineStats()
+        self._timer = StepTimer(self.stats, model.device)
         self._followers = followers
         self.pools = make_pools(model, config)
         layouts = [pool.layout for pool in self.pools]
@@ -155,27 +159,37 @@ class Engine:
             The new token of each request whose known tokens are all computed; requests in the
             middle of their prompt have none.
         """
-        begin = time.perf_counter()
+        self._timer.start()
         step = self.scheduler.schedule()
         if not step:
             return []
         batch = make_batch(step, self.blocks, self.groups)
-        if self._followers is not None:
-            self._followers.forward(batch)
-        logits = self.model.forward(batch.to(self.model.device))
+        if batch.is_decode:
+            self._timer.settle()
+        logits = self._forward(batch)
         for scheduled in step:
             scheduled.request.num_cached += scheduled.num_new
         done = [s.request for s in step if s.request.num_uncached == 0]
-        tokens = sample(
-            logits,
-            [request.params for request in done],
-            [request.seed for request in done],
-            [len(request.output_ids) for request in done],
-        )
-        events = [self._accept(r, token) for r, token in zip(done, tokens, strict=True)]
-        seconds = time.perf_counter() - begin
-        self.stats.count(batch.token_ids.shape[0], seconds, batch.is_decode)
-        return events
+        tokens = _sample(logits, done) if done else []
+        self._timer.stop(batch.token_ids.shape[0], is_decode=batch.is_decode, is_awaited=bool(done))
+        return [self._accept(r, token) for r, token in zip(done, tokens, strict=True)]
+
+    def _forward(self, batch: StepBatch) -> Tensor:
+        """Logits of a batch, which all ranks compute."""
+        if self._followers is not None:
+            self._followers.forward(batch)
+        return self.model.forward(batch.to(self.model.device))
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Has everything compiled that steps will need, by steps of padding."""
+        begin = time.perf_counter()
+        device = self.model.device
+        params = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
+        for batch in warm_up_batches(self.config, self.max_len, self.groups, device):
+            logits = self._forward(batch)
+            sample(logits, [params] * len(logits), [0] * len(logits), [0] * len(logits))
+        self.stats.compile_seconds += time.perf_counter() - begin
 
     def _accept(self, request: Request, token: int) -> TokenEvent:
         if token < 0:
@@ -197,6 +211,7 @@ class Engine:
     def report(self) -> EngineReport:
         """What it has done so far, and its pools."""
         layouts = tuple(pool.layout for pool in self.pools)
+        self._timer.settle()
         preemptions, free = self.scheduler.num_preemptions, self.blocks.num_free
         return EngineReport(self.stats, preemptions, free, layouts)
 
@@ -210,3 +225,12 @@ class Engine:
                 poison_blocks(pool, ids)
             if self._followers is not None:
                 self._followers.poison(blocks)
+
+
+def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+    return sample(
+        logits,
+        [request.params for request in requests],
+        [request.seed for request in requests],
+        [len(request.output_ids) for request in requests],
+    )

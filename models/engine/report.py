@@ -17,6 +17,7 @@ class EngineStats:
         prefill_seconds: Time of those steps.
         decode_tokens: Tokens computed in steps in which every request had one.
         decode_seconds: Time of those steps.
+        compile_seconds: Time it took, before the first step, to have everything compiled.
     """
 
     steps: int = 0
@@ -24,10 +25,10 @@ class EngineStats:
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    compile_seconds: float = 0.0
 
     def count(self, num_tokens: int, seconds: float, is_decode: bool) -> None:
-        """Takes one step in."""
-        self.steps += 1
+        """Takes in the tokens of one step, or of several that one time was taken of."""
         if is_decode:
             self.decode_tokens += num_tokens
             self.decode_seconds += seconds

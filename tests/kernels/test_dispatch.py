@@ -1,0 +1,62 @@
+"""Launches go to the GPU that a call's tensors are on."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blockstride.kernels import dispatch
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs that aren't there, of which the first is current."""
+    current = [0]
+
+    def exchange(index: int) -> int:
+        before = current[0]
+        if index >= 0:
+            current[0] = index
+        return before
+
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        monkeypatch.setattr(torch.cuda, name, exchange)
+    return current
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    device: Any = torch.device("cuda:1")
+    is_cuda: Any = True
+
+
+def test_a_call_runs_on_the_gpu_of_its_first_tensor(gpus):
+    seen = []
+    run = dispatch.on_its_device(lambda *args, flag: seen.append((gpus[0], flag)))
+    run([], torch.empty(2).as_subclass(OnGpu), flag=3)
+    assert (seen, gpus) == ([(1, 3)], [0])
+    run(torch.empty(2), flag=4)
+    assert seen[1:] == [(0, 4)]
+
+
+def test_the_current_gpu_is_as_before_after_an_error(gpus):
+    def refuse(tensor):
+        assert gpus == [1]
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        dispatch.on_its_device(refuse)(torch.empty(2).as_subclass(OnGpu))
+    assert gpus == [0]
+
+
+def test_triton_implementations_are_bound_to_their_device_where_there_is_a_gpu(monkeypatch):
+    def launch(x):
+        return x
+
+    monkeypatch.setattr(dispatch, "import_module", lambda _: SimpleNamespace(launch=launch))
+    find = dispatch.implementation.__wrapped__
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find("m", "launch", True).__wrapped__ is launch
+    assert find("m", "launch", False) is launch
