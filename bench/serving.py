@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from aot import OfflineDriver
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -69,9 +69,9 @@ def stand_in_for_a_gpu() -> Iterator[Serving]:
         return self.device_caches[device][0].setdefault(key, key)
 
     def launch(self, *args, grid, warmup, **kwargs):
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             key = real_run(self, *args, grid=grid, warmup=True, **kwargs)
-        seen.variants[self.__name__][key] += 1
+        seen.variants[self.__name__][str(key)] += 1
 
     def read(self: Tensor) -> Any:
         if not self.is_meta:

@@ -50,7 +50,7 @@ def sequence_of_tile(query_start_loc_ptr, num_seqs, tile, BLOCK_T: tl.constexpr)
     return low, tile - tl.load(query_start_loc_ptr + low) // BLOCK_T - low
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
 def causal_conv1d_kernel(
     x_ptr,
     weight_ptr,

@@ -51,7 +51,7 @@ def state_after(
     return tl.dot(weighted.T, change, state, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["num_checkpoints"])
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
 def gated_delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr,
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,

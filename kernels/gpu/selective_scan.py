@@ -71,7 +71,7 @@ def find_run(checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end, bloc
     return run_end, target
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_checkpoints"])
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
 def selective_scan_kernel(
     x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, ssm_state_ptr,
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,

@@ -151,7 +151,7 @@ def ssd_state_kernel(
     tl.store(carry_ptr + offs_p[:, None] * D_STATE + offs_n[None, :], acc, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs"])
 def ssd_checkpoint_kernel(
     x_ptr, B_ptr, ssm_state_ptr, state_indices_ptr, query_start_loc_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,

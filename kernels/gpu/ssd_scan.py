@@ -45,7 +45,7 @@ def load_rows(
     return tl.load(places, mask=mask_tokens[:, None] & (offs < SIZE)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
 def ssd_output_kernel(
     x_ptr, B_ptr, C_ptr, D_ptr, z_ptr, state_indices_ptr, query_start_loc_ptr,
     step_ptr, high_ptr, low_ptr, carry_ptr, out_ptr,

@@ -1,5 +1,7 @@
 """Launches go to the GPU that a call's tensors are on."""
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +58,35 @@ def test_triton_implementations_are_bound_to_their_device_where_there_is_a_gpu(m
         return x
 
     monkeypatch.setattr(dispatch, "import_module", lambda _: SimpleNamespace(launch=launch))
-    find = dispatch.implementation.__wrapped__
+    find: Any = dispatch.implementation.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert find("m", "launch", True).__wrapped__ is launch
     assert find("m", "launch", False) is launch
+
+
+COUNTS = {"num_tokens", "num_seqs", "num_rows", "num_pairs", "num_runs", "num_checkpoints"}
+GPU_KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "gpu"
+
+
+def test_no_kernel_is_compiled_for_one_number_of_tokens_or_sequences():
+    """Nor for one width of a table: these grow while requests are served."""
+    found, special = set(), []
+    for file in sorted(GPU_KERNELS.glob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(function, ast.FunctionDef) or not function.name.endswith("_kernel"):
+                continue
+            counts = {
+                argument.arg
+                for argument in function.args.args
+                if argument.arg in COUNTS | {"stride_table"}
+            }
+            spared = {
+                name.value
+                for decorator in function.decorator_list
+                for name in ast.walk(decorator)
+                if isinstance(name, ast.Constant)
+            }
+            found |= counts
+            special += [f"{function.name}: {name}" for name in counts - spared]
+    assert special == []
+    assert found >= COUNTS | {"stride_table"}

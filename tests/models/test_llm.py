@@ -27,9 +27,9 @@ def test_attention_is_planned_once_a_step_for_all_layers(make_reference, monkeyp
         calls.append(schedule)
         return attend(*arguments, **options)
 
+    llm = LLM(make_reference(attn_layer_period=2).path)
     monkeypatch.setattr(kernels, "attention_schedule", count_plan)
     monkeypatch.setattr(kernels, "paged_attention", count_call)
-    llm = LLM(make_reference(attn_layer_period=2).path)
     llm.generate("abcdefg", SamplingParams(max_tokens=4, ignore_eos=True))
     assert [length for length, _ in plans] == [7, 1, 1, 1]
     assert calls == [each for each in plans for _ in range(len(calls) // len(plans))]
