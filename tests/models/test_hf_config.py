@@ -115,7 +115,7 @@ def test_a_key_that_is_absent_null_or_foreign_means_what_it_means_to_transformer
 
 
 def test_every_family_is_checked():
-    assert set(CONFIGS) == set(FAMILIES)
+    assert set(CONFIGS) == set(FAMILIES) == set(DEFAULTS)
 
 
 @pytest.mark.parametrize(
