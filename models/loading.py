@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.jamba import JambaModel
 from blockstride.models.modules import CacheDtypes
 from blockstride.models.parallel import TensorParallel
+
+logger = logging.getLogger(__name__)
 
 MODELS: dict[str, type[HybridModel]] = {
     "bamba": BambaModel,
@@ -54,6 +57,7 @@ def load_model(
     checkpoint = Checkpoint(path)
     where = find_device(device)
     compute = compute_dtype(dtype, checkpoint.config, where)
+    logger.info("%s: computes in %s on %s", path, compute, where)
     return model_class(checkpoint.config)(
         checkpoint,
         dtype=compute,

@@ -23,6 +23,7 @@ from blockstride.layouts import (
 )
 from blockstride.models.commands.calibration import measure_cost_model
 from blockstride.models.commands.engine_keys import EngineKeys
+from blockstride.models.commands.option_names import with_options
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
 from blockstride.models.dtypes import words
@@ -41,6 +42,19 @@ from blockstride.transfer.forecast import rank_summary
 from blockstride.transfer.topology import describe_engine
 
 ENGINE_KEYS = ("tp", "pp", "cp", "interleave", "layout", "policy", "block", "kernel", "blocks")
+ARGUMENTS = {
+    "tp_size": "tp",
+    "cp_size": "cp",
+    "cp_interleave": "interleave",
+    "stages": "pp",
+    "num_stages": "pp",
+    "layout": "layout",
+    "block_size": "block",
+    "kernel_block_size": "kernel",
+    "num_blocks": "blocks",
+}
+"""Argument of an engine -> key."""
+
 POLICIES: dict[str, PoolPolicy] = {policy: policy for policy in get_args(PoolPolicy)}
 ENGINE_HELP = (
     "an engine, as in tp=4,layout=BHLNC,block=16; more keys: policy (unified or split), kernel "
@@ -73,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def option_names(args: argparse.Namespace) -> dict[str, str]:
     """What the user types, for arguments of other names."""
-    return {"num_tokens": "--tokens"}
+    return {"num_tokens": "--tokens", "cost model": "--cost-model"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,7 +158,18 @@ def parse_engine(
         ValueError: An unknown key, a value that is not a number where one is needed, or sizes that
             the model can't have.
     """
-    keys, defaults = EngineKeys(f"--{name}", text, ENGINE_KEYS), EngineConfig()
+    keys = EngineKeys(f"--{name}", text, ENGINE_KEYS)
+    try:
+        return _engine(name, keys, specs, num_tokens)
+    except ValueError as error:
+        options = {argument: f"--{name} {key}" for argument, key in ARGUMENTS.items()}
+        raise ValueError(with_options(str(error), options)) from error
+
+
+def _engine(
+    name: str, keys: EngineKeys, specs: Mapping[str, CacheSpec], num_tokens: int
+) -> EngineTransferInfo:
+    defaults = EngineConfig()
     named = keys.text("policy", defaults.policy)
     expect(named in POLICIES, f"--{name} policy", " or ".join(POLICIES), repr(named))
     policy = POLICIES[named]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -17,6 +18,8 @@ from blockstride.models.distributed.sizes import check_engines
 from blockstride.models.engine import EngineConfig
 from blockstride.models.loading import find_device
 from blockstride.transfer.connector import ConnectorSettings
+
+logger = logging.getLogger(__name__)
 
 
 def deal_places(device: str, num_ranks: Sequence[int]) -> list[list[str]]:
@@ -79,6 +82,7 @@ def plan_engines(
             transfer,
             answer_seconds,
             model_fingerprint,
+            logging.getLogger("blockstride").getEffectiveLevel(),
         )
         engines.append(EngineProcesses(setup, devices))
     check_engines([engine.setup for engine in engines])
@@ -113,6 +117,7 @@ def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Read
         match message:
             case Ready():
                 answers[engine] = message
+                logger.info("%s: ready, processes %s", engine.engine_id, engine.pids)
             case Failed():
                 raise message.error(f"{engine.engine_id}: {message.reason}")
             case Ended():

@@ -5,6 +5,7 @@ All are children of one program and talk through pipes that nobody else can open
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
@@ -34,6 +35,7 @@ class Setup:
         transfer: How it hands sequences over; None: it doesn't.
         answer_seconds: How long ranks wait for each other while they compute.
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
+        log_level: What it says on standard error.
     """
 
     engine_id: str
@@ -46,6 +48,7 @@ class Setup:
     transfer: ConnectorSettings | None
     answer_seconds: float
     model_fingerprint: str = ""
+    log_level: int = logging.WARNING
 
 
 # from the front end to rank 0

@@ -9,9 +9,11 @@ process at that other end, however that ends.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -42,13 +44,17 @@ def main(argv: Sequence[str]) -> int:
     parent, *followers = (Connection(int(number)) for number in argv)
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     setup = parent.recv()
+    logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
+    logging.getLogger("blockstride").setLevel(setup.log_level)
     try:
         if setup.rank == 0:
             lead(setup, parent, followers)
         else:
             follow(setup, parent)
     except Exception as error:
-        parent.send(Failed.of(error))
+        # nobody is left to tell, where whoever is told has ended
+        with suppress(OSError):
+            parent.send(Failed.of(error))
         return 1
     return 0
 

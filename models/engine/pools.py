@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from blockstride.layouts import CacheSpec, KVCachePool, PoolLayout
@@ -11,6 +12,8 @@ from blockstride.models.engine.config import EngineConfig
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.memory import expect_room
 from blockstride.models.parallel import TensorParallel
+
+logger = logging.getLogger(__name__)
 
 
 def plan_model_pools(
@@ -53,6 +56,10 @@ def make_pools(model: HybridModel, config: EngineConfig) -> tuple[KVCachePool, .
     """
     plans = plan_model_pools(model.cache_specs(), config, model.parallel)
     expect_room(memory_argument(config), sum(plan.nbytes for plan in plans), model.device)
+    for plan in plans:
+        logger.info(
+            "a pool of %d blocks of %d bytes, %s", plan.num_blocks, plan.block_bytes, plan.layout
+        )
     pools = tuple(KVCachePool(plan, model.device) for plan in plans)
     if config.poison:
         for pool in pools:

@@ -90,14 +90,14 @@ def test_a_stored_cost_model_is_used(config, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--prefill", "tp=3"], "tp_size: expected a divisor of 128 (conv.x.channel)"),
+        (["--prefill", "tp=3"], "--prefill tp: expected a divisor of 128 (conv.x.channel)"),
         (["--prefill", "tp=two"], "--prefill tp: expected a positive number, got two"),
         (["--decode", "heads=2"], "--decode: expected key=value with a key of tp"),
         (["--decode", "layout=LBHN"], "layout: expected a permutation of LBHNC"),
         (["--decode", "policy=both"], "--decode policy: expected unified or split"),
         (["--tokens", "0"], "--tokens: expected at least 1, got 0"),
         (["--rank", "2"], "rank: expected 0 to 1, got 2"),
-        (["--cost-model", "nowhere.json"], "cost model: expected a file"),
+        (["--cost-model", "nowhere.json"], "--cost-model: expected a file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
