@@ -1,110 +1,142 @@
-"""Check and time every kernel on one GPU, in under 8 minutes.
+"""Check and time every kernel on one GPU, in under 8 minutes, whatever becomes of any of them.
 
     python bench/gpu.py --out results
 
 Each row is first held to float64 on random data, then timed, next to torch's own attention where
 there is one, and as a share of what the machine was just measured to do: a large copy for bytes, a
-large matrix product for operations. Writes `<out>.json` and `<out>.txt`. Runs from a checkout,
-nothing installed but torch, Triton and numpy. `--smoke` runs everything small in Triton's
+large matrix product for operations. A family of kernels has processes and a time of its own: a case
+that crashes, hangs or leaves the device unusable costs its row, and a fresh process goes on behind
+it. `<out>.json` and `<out>.txt` are written anew after every row. Runs from a checkout, nothing
+installed but torch, Triton and numpy, and offline. `--smoke` runs everything small in Triton's
 interpreter and times nothing of meaning.
 """
 
 import argparse
 import json
+import math
+import os
+import queue
+import signal
+import subprocess
 import sys
+import threading
 import time
-import types
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import triton
-from triton.testing import do_bench
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "kernels" / "gpu")]
-DEADLINE_S = 7 * 60
-
-
-class AnyShape:
-    """Stands for `Float[Tensor, "..."]` where jaxtyping is not installed."""
-
-    def __class_getitem__(cls, item: tuple) -> type:
-        return item[0]
-
-
-try:
-    import jaxtyping  # noqa: F401
-except ImportError:
-    stand_in = types.ModuleType("jaxtyping")
-    for kind in ("Bool", "Float", "Int", "Int32", "Int64", "Num", "Shaped", "UInt8", "Int8"):
-        setattr(stand_in, kind, AnyShape)
-    sys.modules["jaxtyping"] = stand_in
-
-from gpu_cases import Case, cases  # noqa: E402
-from support import interpreter  # noqa: E402
-
+HERE = Path(__file__).resolve().parent
+DEADLINE_S, FAMILY_S, START_S, CASE_S = 7 * 60, 200, 60, 90
 COLUMNS = (
     "case", "check", "us", "GB/s", "of copy", "TFLOP/s", "of matmul", "torch us", "flex us",
 )  # fmt: skip
 
 
-def timer(smoke: bool) -> Callable[[Callable[[], object]], float]:
-    """A function that gives the median time of a call, in us."""
-    if smoke:
-        return _once_us
+class Child:
+    """A process of `gpu_child.py`, and the lines that it says."""
 
-    def median_us(call: Callable[[], object]) -> float:
-        # the cache of 60 MB is flushed before every run
-        milliseconds: Any = do_bench(call, warmup=20, rep=60, return_mode="median")
-        return 1e3 * milliseconds
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "gpu_child.py"), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    return median_us
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
 
-
-def _once_us(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e6
-
-
-def ceilings(
-    time_us: Callable[[Callable[[], object]], float], device: str, smoke: bool
-) -> dict[str, float]:
-    """GB/s of a large copy, bytes read and written, and TFLOP/s of a large bfloat16 product."""
-    size, side = (2**20, 256) if smoke else (2**32, 8192)
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    a, b = torch.randn(2, side, side, device=device, dtype=torch.bfloat16)
-    copy_us, product_us = time_us(lambda: target.copy_(source)), time_us(lambda: a @ b)
-    return {"GB/s": 2 * size / copy_us / 1e3, "TFLOP/s": 2 * side**3 / product_us / 1e6}
-
-
-def measure(
-    case: Case, time_us: Callable[[Callable[[], object]], float], peaks: dict[str, float]
-) -> dict[str, Any]:
-    """One row: the check's verdict, then times if it passed; an error is a row too."""
-    row: dict[str, Any] = {"case": case.name, "check": "ok"}
-    try:
-        case.check()
-        row["us"] = time_us(case.prepare())
-    except Exception as error:  # one kernel's failure must not hide the others
-        row["check"] = f"{type(error).__name__}: {error}"[:300]
-        return row
-    if case.bytes:
-        row["GB/s"] = case.bytes / row["us"] / 1e3
-        row["of copy"] = row["GB/s"] / peaks["GB/s"]
-    if case.flop:
-        row["TFLOP/s"] = case.flop / row["us"] / 1e6
-        row["of matmul"] = row["TFLOP/s"] / peaks["TFLOP/s"]
-    for column, prepare in (("torch us", case.torch), ("flex us", case.flex)):
-        if prepare is not None:
+    def says(self, seconds: float, until: float = math.inf) -> Iterator[dict[str, Any]]:
+        """Its lines until it ends, or one takes so many seconds, or it is so late."""
+        patience = max(seconds, START_S)
+        while True:
+            patience = min(patience, until - time.monotonic())
             try:
-                row[column] = time_us(prepare())
-            except Exception as error:  # a baseline that a torch version lacks
-                row[column] = f"{type(error).__name__}: {error}"[:200]
-    return row
+                line = self._lines.get(timeout=max(0.0, patience))
+            except queue.Empty:
+                return
+            if line is None:
+                self._process.wait()
+                return
+            patience = seconds
+            if line.startswith("{"):
+                yield json.loads(line)
+
+    def end(self) -> str:
+        """Ends it, with all that it has started, and says how it had ended by itself."""
+        code = self._process.poll()
+        if code is None:
+            # what hangs in a driver may outlive even this, but is not waited for
+            os.killpg(self._process.pid, signal.SIGKILL)
+            return "no answer in time"
+        return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+class Results:
+    """Rows, on disk as soon as they are known."""
+
+    def __init__(self, out: Path) -> None:
+        self._out, self.begin = out, time.monotonic()
+        self.facts: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        print(row, flush=True)
+        self.rows.append(row)
+        self.write()
+
+    def write(self) -> str:
+        seconds = time.monotonic() - self.begin
+        result = self.facts | {"seconds": seconds, "rows": self.rows}
+        text = f"{self.facts}\n{table(self.rows)}\n"
+        for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".txt", text)):
+            partial = self._out.with_suffix(suffix + ".partial")
+            partial.write_text(content)
+            partial.replace(self._out.with_suffix(suffix))
+        return text
+
+
+def run_family(family: str, options: argparse.Namespace, results: Results, until: float) -> None:
+    """All cases of a family: as many processes as it takes."""
+    names: list[str] | None = None
+    done = 0
+    while names is None or done < len(names):
+        child = Child(*_arguments(family, options, results, done))
+        begun, before = False, done
+        try:
+            for line in child.says(options.case_seconds, until):
+                names = line.get("names", names)
+                begun |= "begins" in line
+                if "row" in line:
+                    begun, done = False, done + 1
+                    results.add(line["row"])
+        finally:
+            ending = child.end()
+        if names is None:
+            results.add({"case": family, "check": f"no cases: {ending}"})
+            return
+        if time.monotonic() > until:
+            for name in names[done:]:
+                results.add({"case": name, "check": "not reached in time"})
+            return
+        # one that ends between two cases, again and again, must not be started for ever
+        if begun or done == before < len(names):
+            results.add({"case": names[done], "check": ending})
+            done += 1
+
+
+def _arguments(
+    family: str, options: argparse.Namespace, results: Results, first: int
+) -> Iterator[str]:
+    yield from (family, "--cases", options.cases, "--first", str(first))
+    yield from ("--peaks", json.dumps(results.facts["peaks"]))
+    if options.smoke:
+        yield "--smoke"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -120,47 +152,35 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _text(value: object) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and value < 100
-        else (f"{value:.0f}" if isinstance(value, float) else str(value)[:40])
-    )
+    if not isinstance(value, float):
+        return str(value)[:40]
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--cases", default="gpu_cases", help="module that has FAMILIES")
+    parser.add_argument("--family", action="append", help="only this one; repeat for several")
+    parser.add_argument("--case-seconds", type=float, default=CASE_S)
+    parser.add_argument("--family-seconds", type=float, default=FAMILY_S)
     options = parser.parse_args()
     if options.smoke:
-        interpreter.repair()
-    device = "cpu" if options.smoke else "cuda"
-    begin, time_us = time.monotonic(), timer(options.smoke)
-    peaks = ceilings(time_us, device, options.smoke)
-    rows = []
-    for case in cases(device, options.smoke):
-        if time.monotonic() - begin > DEADLINE_S:
-            rows.append({"case": case.name, "check": "not reached in time"})
-            continue
-        rows.append(measure(case, time_us, peaks))
-        print(rows[-1], flush=True)
-        if not options.smoke:
-            torch.cuda.empty_cache()
-    machine = "Triton's interpreter" if options.smoke else torch.cuda.get_device_name()
-    result = {
-        "machine": machine,
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "ceilings": peaks,
-        "seconds": time.monotonic() - begin,
-        "rows": rows,
-    }
-    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    head = f"{machine}, {result['versions']}, measured ceilings {peaks}\n"
-    options.out.with_suffix(".txt").write_text(head + table(rows) + "\n")
-    print(head + table(rows))
-    if any(row["check"] != "ok" for row in rows):
-        sys.exit(1)
+        os.environ["TRITON_INTERPRET"] = "1"
+    results = Results(options.out)
+    child = Child("ceilings", "--cases", options.cases, *(["--smoke"] if options.smoke else []))
+    results.facts = next(child.says(DEADLINE_S / 3), {})
+    ending = child.end()
+    if not results.facts:
+        print(f"no device: {ending}", file=sys.stderr)
+        return 1
+    for family in options.family or results.facts["families"]:
+        limits = (results.begin + DEADLINE_S, time.monotonic() + options.family_seconds)
+        run_family(family, options, results, min(limits))
+    print(results.write())
+    return int(any(row["check"] != "ok" for row in results.rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

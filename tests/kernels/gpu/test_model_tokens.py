@@ -1,11 +1,15 @@
-"""A whole model over the interpreted kernels generates what it generates over those for CPUs."""
+"""A whole model over Triton kernels generates what it generates over those for CPUs."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models import Engine, EngineConfig, SamplingParams
+from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.loading import load_model
 
 SHIPPED = Path(__file__).resolve().parents[3] / "models" / "checkpoints" / "jamba-kjv"
 PROMPT = "And it came to pass i"
@@ -15,9 +19,16 @@ KERNELS = {
 }  # fmt: skip
 
 
-def tokens(config: EngineConfig, prompt: str) -> tuple[int, ...]:
-    params = SamplingParams(max_tokens=3, ignore_eos=True)
-    return LLM(SHIPPED, device="cpu", config=config).generate(prompt, params)[0].token_ids
+def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> list[list[int]]:
+    """Continuations of prompts, all run together by an engine that is not warmed up."""
+    engine = Engine(load_model(SHIPPED, config, device=device, dtype="float32"), config)
+    encode = Checkpoint(SHIPPED).tokenizer().encode
+    asked = SamplingParams(ignore_eos=True, **params)
+    requests = [engine.add_request(encode(prompt).ids, asked) for prompt in prompts]
+    while engine.has_work:
+        engine.step()
+    engine.blocks.check()
+    return [request.output_ids for request in requests]
 
 
 @pytest.mark.parametrize(
@@ -30,16 +41,40 @@ def tokens(config: EngineConfig, prompt: str) -> tuple[int, ...]:
     ],
     ids=["whole", "chunks of 16", "chunks of 5", "chunks of 1"],
 )
-def test_interpreted_kernels_give_the_tokens_of_the_cpu(config, prompt, monkeypatch):
+def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, device, monkeypatch):
     # every public function that chooses between Triton and the CPU asks this
     modules = {name: sys.modules[f"blockstride.kernels.{name}"] for name in KERNELS}
     launched = set()
     for name, module in modules.items():
-        # the engine's tensors are on the CPU: these run in the interpreter
+        # interpreted, the engine's tensors are on the CPU
         answer = lambda tensor, name=name: launched.add(name) or True  # noqa: E731
         monkeypatch.setattr(module, "runs_on_triton", answer)
-    interpreted = tokens(config, prompt)
+    by_triton = tokens(config, device, prompt, max_tokens=3)
     assert launched == KERNELS
     for module in modules.values():
         monkeypatch.setattr(module, "runs_on_triton", lambda tensor: False)
-    assert interpreted == tokens(config, prompt)
+    assert by_triton == tokens(config, "cpu", prompt, max_tokens=3)
+
+
+LONG = "And the LORD spake unto Moses, saying, Speak unto the children of Israel, and say unto them"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(),
+        EngineConfig(prefill_chunk=7, max_num_batched_tokens=24),
+        EngineConfig(num_blocks=(4, 12), max_num_seqs=4),
+        EngineConfig(layout="BHLNC", policy="unified", num_blocks=14),
+        EngineConfig(layout="LBNHC", conv_order="SD", kernel_block_size=8),
+    ],
+    ids=["default", "chunks", "preemptions", "unified", "other orders"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_the_cpu(config, temperature):
+    prompts = [PROMPT, LONG, "In", LONG[20:]]
+    asked = {"max_tokens": 24, "temperature": temperature, "seed": 1}
+    on_cpu = tokens(EngineConfig(), "cpu", *prompts, **asked)
+    assert tokens(config, "cuda", *prompts, **asked) == on_cpu
