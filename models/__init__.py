@@ -8,17 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blockstride.models.async_llm import AsyncLLM
     from blockstride.models.bamba import BambaConfig, BambaModel
     from blockstride.models.engine import Engine, EngineConfig, SamplingParams
+    from blockstride.models.generation import Completion
     from blockstride.models.granite import GraniteHybridConfig, GraniteHybridModel
     from blockstride.models.hybrid_model import HybridModel
     from blockstride.models.jamba import JambaConfig, JambaModel
     from blockstride.models.llm import LLM, DistributedLLM
     from blockstride.models.modules import CacheDtypes
-    from blockstride.models.text_generator import Completion
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BambaConfig",
     "BambaModel",
     "CacheDtypes",
@@ -35,14 +37,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "async_llm": ("AsyncLLM",),
     "bamba": ("BambaConfig", "BambaModel"),
     "engine": ("Engine", "EngineConfig", "SamplingParams"),
+    "generation": ("Completion",),
     "granite": ("GraniteHybridConfig", "GraniteHybridModel"),
     "hybrid_model": ("HybridModel",),
     "jamba": ("JambaConfig", "JambaModel"),
     "llm": ("LLM", "DistributedLLM"),
     "modules": ("CacheDtypes",),
-    "text_generator": ("Completion",),
 }
 
 

@@ -105,5 +105,6 @@ class DistributedLLM(TextGenerator[Deployment]):
         super().__init__(tokenizer, deployment, defaults)
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Ends all requests, with an error for those who wait, and all processes."""
+        super().close()
         self.engine.close()

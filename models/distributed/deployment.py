@@ -208,7 +208,8 @@ class Deployment:
         deaf = [engine for engine in busy if not engine.is_alive]
         letter = None if deaf else self._inbox.take(self._patience(busy))
         if letter is not None:
-            return self._on(letter.sender, letter.message)
+            is_wake = isinstance(letter.message, Wake)
+            return [] if is_wake else self._on(letter.sender, letter.message)
         now = monotonic()
         for engine in busy:
             if engine in deaf or now - engine.last_heard >= self._answer_seconds:
@@ -221,7 +222,7 @@ class Deployment:
         return max(0.001, first + self._answer_seconds - monotonic())
 
     def _on(self, engine: EngineProcesses, message: Any) -> list[TokenEvent]:
-        if isinstance(message, Wake) or not engine.is_alive:
+        if not engine.is_alive:
             return []
         engine.last_heard = monotonic()
         match message:
@@ -301,7 +302,7 @@ class Deployment:
                 raise TimeoutError(f"expected reports of {len(asked)} engines, got {len(reports)}")
             if isinstance(letter.message, Report):
                 reports[letter.sender.engine_id] = letter.message
-            else:
+            elif not isinstance(letter.message, Wake):
                 self._on(letter.sender, letter.message)
                 asked = [engine for engine in asked if engine.is_alive]
         return [reports[engine.engine_id] for engine in asked]

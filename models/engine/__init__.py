@@ -2,6 +2,7 @@
 
 from blockstride.models.engine.config import EngineConfig
 from blockstride.models.engine.engine import Engine, TokenEvent
+from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import Request
 from blockstride.models.engine.sampling import SamplingParams
@@ -11,6 +12,7 @@ __all__ = [
     "EngineConfig",
     "EngineReport",
     "EngineStats",
+    "PromptLimits",
     "Request",
     "SamplingParams",
     "TokenEvent",

@@ -10,7 +10,7 @@ from blockstride.models.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more. `error`:
-scores of the next token that are no numbers."""
+scores of the next token that are no numbers, or tokens that its tokenizer makes no text of."""
 
 
 @dataclass

@@ -4,9 +4,12 @@ import inspect
 
 import numpy as np
 import pytest
+import torch
 
 from blockstride.layouts import KVCacheLayout
 from blockstride.models import EngineConfig, SamplingParams
+from blockstride.models.prompts import encode, list_params, list_prompts
+from tests.models.tokenizer_kinds import all_kinds
 
 
 def make(cls, **fields):
@@ -104,3 +107,63 @@ def test_an_engine_takes_layouts_and_counts_in_other_forms():
         block_size=np.int64(32),
     )
     assert config == EngineConfig(layout="BHLNC", num_blocks=(3, 4), block_size=32)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        None,
+        5,
+        b"text",
+        {"a": 1},
+        {"a"},
+        [1.5],
+        [True],
+        [None],
+        [["a"]],
+        [[1, 2.5]],
+        [b"text"],
+        ["a", 5],
+    ],
+    ids=repr,
+)
+def test_prompts_of_another_type_are_refused(prompts):
+    with pytest.raises(TypeError, match=r"^prompts?: expected .*, got "):
+        list_prompts(prompts)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("abc", ["abc"]),
+        ([], []),
+        (("a", "b"), ["a", "b"]),
+        ([5, np.int64(6)], [(5, 6)]),
+        ([[5, 6], "a", (7,)], [(5, 6), "a", (7,)]),
+        (np.array([5, 6]), [(5, 6)]),
+        (torch.tensor([[5, 6], [7, 8]]), [(5, 6), (7, 8)]),
+        (range(3), [(0, 1, 2)]),
+    ],
+    ids=str,
+)
+def test_a_list_of_tokens_is_one_prompt_and_others_are_several(prompts, expected):
+    assert list_prompts(prompts) == expected
+    assert list_prompts(each for each in prompts) == expected or isinstance(prompts, str)
+
+
+@pytest.mark.parametrize("params", ["hot", 5, {"temperature": 1}, [None], [{"temperature": 1}]])
+def test_parameters_of_another_type_are_refused(params):
+    with pytest.raises(TypeError, match=r"^params: expected SamplingParams"):
+        list_params(params, 1)
+
+
+@pytest.mark.parametrize("prompt", ["half of \ud83d", "\udcff"])
+def test_text_that_is_not_unicode_is_refused(prompt):
+    with pytest.raises(ValueError, match=r"^prompt: expected Unicode text, got '\\ud"):
+        encode(all_kinds()["byte-level"], prompt)
+
+
+def test_tokens_are_prompts_without_a_tokenizer_and_texts_are_not():
+    assert encode(None, (5, 6)) == (5, 6)
+    with pytest.raises(ValueError, match=r"prompt: expected tokens, as .* no tokenizer.json, got"):
+        encode(None, "text")

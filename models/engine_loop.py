@@ -1,0 +1,245 @@
+"""One thread that owns an engine, for callers on any number of others.
+
+Callers queue what they want, and are told what becomes of it as the loop steps: the engine itself
+knows no threads. The thread begins with the first request, waits while there is none, and ends when
+the loop is closed or nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Protocol, runtime_checkable
+from weakref import WeakSet, finalize, ref
+
+from blockstride.models.engine import PromptLimits, Request, SamplingParams, TokenEvent
+from blockstride.models.engine.request import FinishReason
+
+CLOSE_SECONDS = 30.0
+"""How long closing waits for a step that is under way."""
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class TokenEngine(Protocol):
+    """What turns requests into tokens; see `Engine`. On one thread, `wake` apart."""
+
+    limits: PromptLimits
+
+    def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+        """Queues a request."""
+        ...
+
+    def abort(self, request: Request, reason: FinishReason = "abort") -> None:
+        """Ends a request now."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        ...
+
+    def step(self) -> list[TokenEvent]:
+        """Goes on with all requests, and returns the tokens that this has brought."""
+        ...
+
+    def wake(self) -> None:
+        """Has a step that waits return, from any thread."""
+        ...
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """Who is told what becomes of a request, on the loop's thread; it neither waits nor raises."""
+
+    def on_token(self, token_id: int) -> FinishReason | None:
+        """Takes a new token, and says why it wants no more, if so."""
+        ...
+
+    def on_end(self, reason: FinishReason) -> None:
+        """No token follows."""
+        ...
+
+    def on_error(self, error: BaseException) -> None:
+        """Nor here, as the engine can't go on, or was closed."""
+        ...
+
+
+@dataclass(eq=False)
+class Submission:
+    """A request on its way to the engine and through it.
+
+    Attributes:
+        prompt_ids: Tokens of the prompt.
+        params: How to continue it.
+        listener: Who is told.
+        request: What the engine made of it; None before that.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    listener: Listener
+    request: Request | None = None
+
+
+class EngineLoop:
+    """Runs an engine on a thread of its own.
+
+    What the engine raises goes to all who wait; it is asked again for what comes later.
+
+    Args:
+        engine: The engine. While requests are under way, nobody else may use it.
+    """
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        # queues that finalizers may use, whatever they interrupt
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._running: dict[int, Submission] = {}
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._process = 0
+        self._why_closed = ""
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queues requests, in this order; their listeners are told the rest.
+
+        Raises:
+            RuntimeError: It was closed, or belongs to another process.
+        """
+        self._expect_own_process()
+        with self._lock:
+            if self._why_closed:
+                raise RuntimeError(self._why_closed)
+            if self._thread is None:
+                self._start()
+            self._commands.put(lambda: self._add(submissions))
+        self._engine.wake()
+
+    def abort(self, submission: Submission) -> None:
+        """Ends a request as soon as the engine is between two steps, if it hasn't ended.
+
+        Never waits, and may be called from anywhere, by finalizers too.
+        """
+        self._commands.put(lambda: self._abort(submission))
+        self._engine.wake()
+
+    def close(self) -> None:
+        """Ends all requests, with an error for those who wait, and then the thread."""
+        if self._thread is not None:
+            self._expect_own_process()
+        with self._lock:
+            if not self._why_closed:
+                self._why_closed = "LLM: expected an open one, got one that was closed"
+                self._commands.put(self._end_all)
+                self._commands.put(None)
+            thread = self._thread
+        self._engine.wake()
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+
+    def _expect_own_process(self) -> None:
+        """A fork has the engine's memory, and neither its threads nor its devices."""
+        if self._thread is not None and self._process != os.getpid():
+            raise RuntimeError("LLM: expected the process that uses it, got a fork of that")
+
+    def _start(self) -> None:
+        # it ends with the interpreter, which ends it in order if it can
+        arguments = (self._commands, ref(self))
+        self._thread = Thread(target=_serve, args=arguments, name="engine loop", daemon=True)
+        self._process = os.getpid()
+        _OPEN.add(self)
+        finalize(self, self._commands.put, None).atexit = False
+        self._thread.start()
+
+    def run(self, command: Callable[[], None]) -> None:
+        """Does what was queued, and steps until no request is left; on the loop's thread."""
+        try:
+            command()
+            while self._running:
+                if self._commands.empty():
+                    self._step()
+                elif (queued := self._commands.get()) is not None:
+                    queued()
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self._fail(error)
+
+    def _step(self) -> None:
+        for event in self._engine.step():
+            submission = self._running.get(event.request.request_id)
+            if submission is not None and event.token_id is not None:
+                reason = submission.listener.on_token(event.token_id)
+                if reason is not None:
+                    self._engine.abort(event.request, reason)
+        # some end without a token
+        requests = [submission.request for submission in self._running.values()]
+        for request in requests:
+            if request is not None and request.finish_reason is not None:
+                self._running.pop(request.request_id).listener.on_end(request.finish_reason)
+        if self._running and not self._engine.has_work:
+            raise RuntimeError(f"engine: expected work on {len(self._running)} requests, got none")
+
+    def _add(self, submissions: Sequence[Submission]) -> None:
+        try:
+            for submission in submissions:
+                request = self._engine.add_request(submission.prompt_ids, submission.params)
+                submission.request = request
+                self._running[request.request_id] = submission
+        except BaseException as error:  # all or none
+            for submission in submissions:
+                self._refuse(submission, error)
+
+    def _abort(self, submission: Submission) -> None:
+        if self._drop(submission):
+            submission.listener.on_end("abort")
+
+    def _drop(self, submission: Submission) -> bool:
+        """Takes a request from the engine, if it is there."""
+        request = submission.request
+        if request is None or request.request_id not in self._running:
+            return False
+        self._engine.abort(request)
+        del self._running[request.request_id]
+        return True
+
+    def _end_all(self) -> None:
+        self._fail(RuntimeError(self._why_closed))
+
+    def _fail(self, error: BaseException) -> None:
+        for submission in list(self._running.values()):
+            self._refuse(submission, error)
+        self._running.clear()
+
+    def _refuse(self, submission: Submission, error: BaseException) -> None:
+        try:
+            self._drop(submission)
+        except Exception:  # an engine that is broken may not even be able to forget it
+            logger.exception("a request can't be taken from its engine")
+        submission.listener.on_error(error)
+
+
+_OPEN: WeakSet[EngineLoop] = WeakSet()
+
+
+def _serve(commands: SimpleQueue[Callable[[], None] | None], weak_loop: ref[EngineLoop]) -> None:
+    """The thread; while it waits, it doesn't keep the loop alive."""
+    while (command := commands.get()) is not None:
+        loop = weak_loop()
+        if loop is None:
+            return
+        loop.run(command)
+        del command, loop
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads that compute while the interpreter is taken down bring it down."""
+    for loop in list(_OPEN):
+        if loop._process == os.getpid():
+            loop.close()

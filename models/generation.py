@@ -1,0 +1,178 @@
+"""What becomes of a prompt: a request as its caller sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from blockstride.models.engine import SamplingParams
+from blockstride.models.engine.request import FinishReason
+from blockstride.models.engine_loop import EngineLoop, Submission
+from blockstride.models.text_stream import TextStream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a prompt.
+
+    Attributes:
+        prompt: The prompt, as it was given.
+        text: Its continuation, without the stop text that ended it; "" without a tokenizer.
+        token_ids: The tokens generated, an end token included.
+        num_prompt_tokens: Tokens of the prompt.
+        finish_reason: `"stop"`, `"length"`, `"abort"` or `"error"`; see `FinishReason`.
+    """
+
+    prompt: str | tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    finish_reason: FinishReason
+
+
+class Generation:
+    """A prompt on its way to a completion. The loop's thread tells it, any other asks.
+
+    Args:
+        prompt: As it was given.
+        prompt_ids: Its tokens.
+        params: How to continue it.
+        text: Makes text of tokens.
+        on_piece: Called with text that is decided, on the loop's thread.
+        on_done: Called when nothing follows, on the loop's thread.
+
+    Attributes:
+        submission: The request.
+        done: Whether it is over.
+        error: Why the engine didn't complete it, if so.
+        text_error: Why its tokens have no text from some point on, if so.
+    """
+
+    def __init__(
+        self,
+        prompt: str | tuple[int, ...],
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        text: TextStream,
+        on_piece: Callable[[str], Any] | None = None,
+        on_done: Callable[[], Any] | None = None,
+    ) -> None:
+        self.submission = Submission(prompt_ids, params, self)
+        self.done = Event()
+        self.error: BaseException | None = None
+        self.text_error: RuntimeError | None = None
+        self._prompt, self._text = prompt, text
+        self._on_piece, self._on_done = on_piece, on_done
+        self._token_ids: list[int] = []
+        self._finish_reason: FinishReason = "abort"
+
+    @property
+    def completion(self) -> Completion:
+        """What has become of it so far; final when it is done."""
+        return Completion(
+            self._prompt,
+            self._text.text,
+            tuple(self._token_ids),
+            len(self.submission.prompt_ids),
+            self._finish_reason,
+        )
+
+    def result(self) -> Completion:
+        """The completion, or what the engine raised; what text was made of is in it anyway."""
+        if self.error is not None:
+            raise self.error
+        return self.completion
+
+    def raise_errors(self) -> None:
+        """Raises what kept all tokens from coming, or their text."""
+        error = self.error or self.text_error
+        if error is not None:
+            raise error
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of prompt and output that are computed."""
+        request = self.submission.request
+        return 0 if request is None else request.num_cached
+
+    def on_token(self, token_id: int) -> FinishReason | None:
+        """See `Listener`."""
+        self._token_ids.append(token_id)
+        if not self._tell(lambda: self._text.push(token_id)):
+            return "error"
+        return "stop" if self._text.stopped else None
+
+    def on_end(self, reason: FinishReason) -> None:
+        """See `Listener`."""
+        is_told = self._tell(self._text.finish)
+        # it may have been the last token allowed
+        self._finish_reason = "stop" if self._text.stopped else reason if is_told else "error"
+        self._end()
+
+    def on_error(self, error: BaseException) -> None:
+        """See `Listener`."""
+        self.error = error
+        self._end()
+
+    def _tell(self, decode: Callable[[], str]) -> bool:
+        """Has text made of tokens and passes it on, unless either goes wrong."""
+        if self.text_error is not None:
+            return False
+        try:
+            piece = decode()
+            if piece and self._on_piece is not None:
+                self._on_piece(piece)
+        except BaseException as error:  # tokenizers raise some that are no Exception
+            self.text_error = RuntimeError(f"text: expected some for all tokens, got {error!r}")
+            self.text_error.__cause__ = error
+            logger.warning("%s", self.text_error)
+            return False
+        return True
+
+    def _end(self) -> None:
+        self.done.set()
+        if self._on_done is not None:
+            try:
+                self._on_done()
+            except RuntimeError:
+                # an event loop that was closed has no one who waits
+                logger.debug("nobody waits for a request any more")
+
+
+class Batch:
+    """The requests of one call, which end with it: when it is closed, or nobody holds it any more.
+
+    Args:
+        loop: Runs them.
+        generations: The requests.
+
+    Raises:
+        RuntimeError: See `EngineLoop.submit`.
+    """
+
+    def __init__(self, loop: EngineLoop, generations: Sequence[Generation]) -> None:
+        self.generations = generations
+        self._loop = loop
+        if generations:
+            loop.submit([generation.submission for generation in generations])
+
+    def abort(self) -> None:
+        """Ends what isn't done, without waiting for it."""
+        for generation in self.generations:
+            if not generation.done.is_set():
+                self._loop.abort(generation.submission)
+
+    def close(self) -> None:
+        """Ends what isn't done; all blocks are free then."""
+        self.abort()
+        for generation in self.generations:
+            generation.done.wait()
+
+    def __del__(self) -> None:
+        # may run on any thread, in the middle of anything
+        self.abort()

@@ -1,0 +1,322 @@
+"""Any number of callers on one LLM: each gets what it would alone, and leaves nothing behind."""
+
+import asyncio
+import copy
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+from time import monotonic, sleep
+
+import pytest
+
+from blockstride.models import LLM, AsyncLLM, EngineConfig, SamplingParams
+from blockstride.models.detokenizer import TokenDecoder
+
+SECONDS = 60.0
+PROMPTS = ["In the beginning", "x"]
+PARAMS = [
+    SamplingParams(max_tokens=3, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=12, temperature=0.8, seed=3, stop=["a", "\x01"]),
+]
+ENDLESS = SamplingParams(max_tokens=3000, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def shared(reference):
+    """Few rows, so that requests wait for each other."""
+    config = EngineConfig(cache_bytes=1 << 24, max_num_seqs=4)
+    with LLM(reference.path, config=config) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared):
+    """Checked for what a test has left behind."""
+    yield shared
+    gc.collect()
+    until(lambda: not shared.engine.has_work)
+    shared.engine.blocks.check()
+    assert shared.engine.blocks.num_free == tuple(
+        p.layout.num_blocks - 1 for p in shared.engine.pools
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(shared):
+    """Every prompt with every parameters, one after the other."""
+    return {
+        (prompt, at): shared.generate(prompt, params)[0].text
+        for prompt in PROMPTS
+        for at, params in enumerate(PARAMS)
+    }
+
+
+def until(condition):
+    end = monotonic() + SECONDS
+    while not condition():
+        assert monotonic() < end, "too late"
+        sleep(0.005)
+
+
+def run_threads(*functions):
+    """Runs functions at once, and raises what one of them does."""
+    errors = []
+
+    def guard(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guard, args=(each,), daemon=True) for each in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "it hangs"
+    if errors:
+        raise errors[0]
+
+
+def test_streams_that_are_read_in_turn_have_texts_of_their_own(llm, alone):
+    streams = [llm.stream(prompt, PARAMS[1]) for prompt in PROMPTS]
+    texts = [""] * len(streams)
+    left = list(enumerate(streams))
+    while left:
+        for item in list(left):
+            piece = next(item[1], None)
+            if piece is None:
+                left.remove(item)
+            else:
+                texts[item[0]] += piece
+    assert texts == [alone[prompt, 1] for prompt in PROMPTS]
+
+
+class Caller:
+    """Does anything in any order, and checks what it gets."""
+
+    def __init__(self, llm, alone, seed):
+        self.llm, self.alone, self.random = llm, alone, random.Random(seed)
+
+    def case(self):
+        key = (self.random.choice(PROMPTS), self.random.randrange(len(PARAMS)))
+        return key[0], PARAMS[key[1]], self.alone[key]
+
+    def run(self):
+        acts = [self.generate, self.stream, self.leave_a_stream, self.tasks, self.two_streams]
+        for act in self.random.sample(acts, 4):
+            act()
+
+    def generate(self):
+        cases = [self.case() for _ in range(self.random.randrange(4))]
+        completions = self.llm.generate([c[0] for c in cases], [c[1] for c in cases])
+        assert [c.text for c in completions] == [c[2] for c in cases]
+
+    def stream(self):
+        prompt, params, text = self.case()
+        assert "".join(self.llm.stream(prompt, params)) == text
+
+    def two_streams(self):
+        (first, second) = cases = [self.case(), self.case()]
+        streams = [self.llm.stream(c[0], c[1]) for c in cases]
+        assert "".join(streams[1]) == second[2]
+        assert "".join(streams[0]) == first[2]
+
+    def leave_a_stream(self):
+        prompt, params, _ = self.case()
+        stream = self.llm.stream(prompt, self.random.choice([params, ENDLESS]))
+        for _ in range(self.random.randrange(4)):
+            next(stream, None)
+        if self.random.random() < 0.5:
+            stream.close()
+            assert next(stream, None) is not None or stream.completion.finish_reason is not None
+
+    def tasks(self):
+        asyncio.run(self.gather())
+
+    async def gather(self):
+        llm = AsyncLLM(self.llm)
+        cases = [self.case() for _ in range(2)]
+        prompt, params, text = self.case()
+        texts, completions = await asyncio.gather(
+            asyncio.gather(*(self.read(llm, *case) for case in cases)),
+            llm.generate([prompt, prompt], params),
+        )
+        assert texts == [case[2] for case in cases]
+        assert [c.text for c in completions] == [text, text]
+        task = asyncio.create_task(llm.generate(PROMPTS, ENDLESS))
+        await asyncio.sleep(0)
+        task.cancel()
+        left = llm.stream(prompt, ENDLESS)
+        if self.random.random() < 0.5:
+            await anext(left)
+            await left.aclose()
+
+    async def read(self, llm, prompt, params, _):
+        return "".join([piece async for piece in llm.stream(prompt, params)])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_callers_of_every_kind_get_the_texts_of_one(llm, alone, seed):
+    run_threads(*(Caller(llm, alone, f"{seed} {i}").run for i in range(3)))
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_a_stream_that_nobody_holds_ends_its_request(llm, pieces):
+    stream = llm.stream("abc", ENDLESS)
+    for _ in range(pieces):
+        next(stream)
+    assert llm.engine.has_work or pieces == 0
+    del stream
+    until(lambda: not llm.engine.has_work)
+
+
+def test_closing_a_stream_that_never_began_frees_its_blocks(llm):
+    llm.stream("abc", ENDLESS).close()
+    assert not llm.engine.has_work
+
+
+def test_a_request_ends_with_the_thread_that_reads_it(llm):
+    def read():
+        next(llm.stream("abc", ENDLESS))
+        raise KeyError("its own trouble")
+
+    with pytest.raises(KeyError):
+        run_threads(read)
+    gc.collect()
+    until(lambda: not llm.engine.has_work)
+
+
+def test_completions_come_in_order_and_end_with_their_iterator(llm, alone):
+    completions = llm.completions([PROMPTS[0], "abc"], [PARAMS[0], ENDLESS])
+    assert next(completions).text == alone[PROMPTS[0], 0]
+    completions.close()
+    assert not llm.engine.has_work
+    assert next(completions).finish_reason == "abort"
+
+
+def test_an_interrupt_is_raised_at_once_and_ends_the_request(llm):
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt():
+        until(lambda: llm.engine.has_work)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("abc", ENDLESS)
+    until(lambda: not llm.engine.has_work)
+
+
+def test_what_the_engine_raises_goes_to_all_who_wait(llm, alone, monkeypatch):
+    streams = [llm.stream("abc", ENDLESS) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+
+    def fail():
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(llm.engine, "step", fail)
+        for stream in streams:
+            with pytest.raises(MemoryError, match="no memory"):
+                list(stream)
+        with pytest.raises(MemoryError, match="no memory"):
+            llm.generate("abc")
+        with pytest.raises(MemoryError, match="no memory"):
+            asyncio.run(AsyncLLM(llm).generate("abc"))
+    assert llm.generate(PROMPTS[1], PARAMS[1])[0].text == alone[PROMPTS[1], 1]
+
+
+def test_an_engine_that_loses_a_request_lets_nobody_wait_for_it(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine, "step", list)
+    monkeypatch.setattr(type(llm.engine), "has_work", False)
+    with pytest.raises(RuntimeError, match="engine: expected work on 1 requests, got none"):
+        llm.generate("abc")
+
+
+def test_tokens_without_text_end_their_own_request_alone(llm, alone, monkeypatch):
+    decode = TokenDecoder.decode
+    wrong = llm.generate("xyz", PARAMS[0])[0].token_ids[0]
+    assert wrong not in llm.tokenizer.encode("xyz" + PROMPTS[0]).ids
+    assert wrong not in llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids
+
+    def trip(self, token_ids):
+        if wrong in token_ids:
+            raise BaseException("a panic")  # as tokenizers' own are
+        return decode(self, token_ids)
+
+    prompts = ["xyz", PROMPTS[0]]
+    with monkeypatch.context() as broken:
+        broken.setattr(TokenDecoder, "decode", trip)
+        first, second = llm.generate(prompts, PARAMS[0])
+        with pytest.raises(RuntimeError, match=r"text: expected some for all tokens, got .*a pa"):
+            list(llm.stream(prompts[0], PARAMS[0]))
+    assert (first.finish_reason, first.text, len(first.token_ids)) == ("error", "", 1)
+    assert second.text == alone[PROMPTS[0], 0]
+
+
+def test_a_closed_llm_says_so_to_all(reference):
+    llm = LLM(reference.path)
+    waiting, read = llm.stream("abc", ENDLESS), llm.stream("abc", PARAMS[0])
+    next(waiting)
+    until(lambda: read.completion.finish_reason == "length")
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="LLM: expected an open one, got one that was closed"):
+        list(waiting)
+    assert len("".join(read)) > 0
+    for use in (llm.generate, llm.stream, lambda text: asyncio.run(AsyncLLM(llm).generate(text))):
+        with pytest.raises(RuntimeError, match="LLM: expected an open one"):
+            use("abc")
+    assert not llm.engine.has_work
+
+
+def test_a_thread_ends_when_nobody_holds_its_llm(reference):
+    before = set(threading.enumerate())
+    llm = LLM(reference.path)
+    stream = llm.stream("abc", PARAMS[1])
+    next(stream)
+    (thread,) = set(threading.enumerate()) - before
+    del llm
+    assert len("".join(stream)) > 0
+    del stream
+    gc.collect()
+    until(lambda: not thread.is_alive())
+
+
+def test_an_llm_stays_in_its_process(llm):
+    with pytest.raises(TypeError, match="LLM: expected to stay in the process that made it"):
+        copy.copy(llm)
+
+
+SCRIPT = """
+import os, sys, threading
+from blockstride.models import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+endless = SamplingParams(max_tokens=3000, ignore_eos=True)
+stream = llm.stream("abc", endless)
+next(stream)
+if (child := os.fork()) == 0:
+    try:
+        llm.generate("abc")
+    except RuntimeError as error:
+        os._exit(7 if "a fork of that" in str(error) else 1)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+threading.Thread(target=llm.generate, args=("abc", endless), daemon=True).start()
+next(stream)
+"""
+
+
+def test_a_process_ends_in_order_in_the_middle_of_requests(reference, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(reference.path)]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=SECONDS
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
