@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from blockstride.kernels import block_copy
+from blockstride.kernels.checks import expect
 from blockstride.layouts import KVCacheLayout
 from blockstride.transfer import CostModel, calibrate
 
@@ -107,6 +108,8 @@ def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
                     )
                 state = reader.check_xfer_state(handle)
             times.append(time.perf_counter() - begin)
+            # a time of what has failed would pass for that of a fast transport
+            expect(state == "DONE", OWNER, f"{count} READs of {nbytes} bytes", f"state {state}")
             reader.release_xfer_handle(handle)
             for prepared in (local, remote):
                 reader.release_dlist_handle(prepared)

@@ -2,7 +2,10 @@
 
 import operator
 import time
+from multiprocessing import Pipe
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from blockstride.models.commands import calibration
@@ -27,3 +30,13 @@ def test_an_owner_that_fails_is_an_error_in_time(owner, error, match, monkeypatc
         calibration.measure_cost_model()
     assert time.monotonic() - begin < 60
     capfd.readouterr()
+
+
+def test_a_read_that_fails_is_no_measurement(monkeypatch):
+    here, there = Pipe()
+    there.send((b"metadata", 1))
+    agent = Mock(**{"transfer.return_value": "ERR"})
+    monkeypatch.setattr(calibration, "REGION_BYTES", 1 << 20)
+    monkeypatch.setattr(calibration, "_agent", lambda _: (agent, np.ones(8, np.uint8)))
+    with pytest.raises(ValueError, match="expected 1 READs of 8 bytes, got state ERR"):
+        calibration._read_seconds(here)(1, 8)

@@ -92,6 +92,19 @@ def test_a_reader_that_gives_up_is_not_waited_for():
     assert leases.ended() == [LeaseEnd("r", "abandoned")]
 
 
+def test_a_reader_that_gives_up_before_it_asked_for_anything_is_not_waited_for_either():
+    leases = table()
+    leases.abandon("r", None, A, 2)
+    with pytest.raises(PeerRefusedError, match="read by 'reader'"):
+        leases.claim("r", ("other", 0), 1, 1.0)
+    leases.claim("r", B, 2, 1.0)
+    leases.finish("r", 1, B, 2.0)
+    assert leases.ended() == [LeaseEnd("r", "abandoned")]
+    leases.offer("alone", 20, TABLES, 3.0)
+    leases.abandon("alone", None, A, 1)
+    assert leases.ended() == [LeaseEnd("alone", "abandoned")]
+
+
 def test_nobody_gives_up_what_another_engine_reads():
     leases = table()
     leases.claim("r", A, 1, 0.0)

@@ -32,6 +32,8 @@ class Hands:
     def __init__(self, case: HandOver) -> None:
         self.case, self.request = case, case.request()
         self._stack = ExitStack()
+        self._savers: dict[int, Offloader] = {}
+        self._loaders: dict[int, tuple[dict[int, np.ndarray], Offloader]] = {}
 
     def offloader(
         self, engine: EngineTransferInfo, rank: int, memory: Mapping[int, np.ndarray], **options
@@ -43,13 +45,19 @@ class Hands:
         """Writes the parts of ranks, of all of them by default."""
         engine = self.case.remote
         for rank in ranks or range(engine.world_size):
-            offloader = self.offloader(engine, rank, self.case.source(rank))
-            offloader.write(store, self.request.remote)
+            if rank not in self._savers:
+                self._savers[rank] = self.offloader(engine, rank, self.case.source(rank))
+            self._savers[rank].write(store, self.request.remote)
 
     def load(self, store: StoredCache, rank: int) -> dict[int, np.ndarray]:
         """What the storages of a loading rank hold afterwards."""
-        got = storages(self.case.local, rank)
-        self.offloader(self.case.local, rank, got).read(store, self.request.local)
+        if rank not in self._loaders:
+            memory = storages(self.case.local, rank)
+            self._loaders[rank] = memory, self.offloader(self.case.local, rank, memory)
+        got, offloader = self._loaders[rank]
+        for pool, memory in storages(self.case.local, rank).items():
+            got[pool][:] = memory
+        offloader.read(store, self.request.local)
         return got
 
     def check(self, store: StoredCache, ranks: range | None = None) -> None:

@@ -84,8 +84,9 @@ def test_a_save_that_is_left_with_an_error_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("kind", ["file", "host"])
 def test_what_a_write_has_failed_of_is_never_whole(one, tmp_path, monkeypatch, kind):
-    is_file = kind == "file"
-    store = CacheFileWriter(tmp_path / "a.cache", *SIZES) if is_file else HostCache(*SIZES)
+    made = CacheFileWriter(tmp_path / "a.cache", *SIZES)
+    store = made if kind == "file" else HostCache(*SIZES)
+    is_file = store is made
     offloader = one.offloader(CASE.remote, 0, CASE.source(0), timeout_seconds=0.1)
     nixl = offloader._agent.nixl.agent
     with monkeypatch.context() as patch:
@@ -95,13 +96,14 @@ def test_what_a_write_has_failed_of_is_never_whole(one, tmp_path, monkeypatch, k
             offloader.write(store, one.request.remote)
         if is_file:
             # NIXL may still be at work, on a descriptor that nothing else can get meanwhile
-            store.close()
+            made.close()
             assert descriptors_of(tmp_path) == 1
     with pytest.raises(ValueError, match="closed" if is_file else "may still be written to"):
         offloader.write(store, one.request.remote)
     with pytest.raises(ValueError, match="closed" if is_file else "may still be written to"):
-        store.seal() if is_file else store.expect_readable()
+        made.seal() if is_file else store.expect_readable()
     # what has stopped is given back by the next call
+    made.abandon()
     offloader.write(HostCache(*SIZES), one.request.remote)
     assert offloader._kept == []
     assert descriptors_of(tmp_path) == 0
