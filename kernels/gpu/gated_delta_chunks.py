@@ -62,18 +62,18 @@ def gated_delta_chunk_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, state_indices_ptr, query_start_loc_ptr,
     inverse_ptr, scores_ptr,
     # sizes
-    num_seqs, num_value_heads, scale,
+    num_seqs, scale,
     # strides, in elements
     stride_q_token, stride_q_head, stride_q_dim,
     stride_k_token, stride_k_head, stride_k_dim,
     stride_g_token, stride_g_head, stride_beta_token, stride_beta_head,
     # meta-parameters
-    VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr, L2_NORM: tl.constexpr,
-    PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr, VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr,
+    L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A chunk's inverse, and how its outputs weigh its corrections, for one value head."""
-    slot, value_head = tl.program_id(0) // num_value_heads, tl.program_id(0) % num_value_heads
+    slot, value_head = tl.program_id(0) // NUM_VALUE_HEADS, tl.program_id(0) % NUM_VALUE_HEADS
     sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if begin >= end:
         return
@@ -98,7 +98,7 @@ def gated_delta_chunk_kernel(
     overlap = tl.dot(k, k.T, input_precision=PRECISION)
     lower = overlap * decay * beta[:, None]
     scores = tl.dot(q, k.T, input_precision=PRECISION) * decay * scale
-    matrix = (slot.to(tl.int64) * num_value_heads + value_head) * (CHUNK * CHUNK)
+    matrix = (slot.to(tl.int64) * NUM_VALUE_HEADS + value_head) * (CHUNK * CHUNK)
     offsets = row * CHUNK + column
     result = inverse(lower, row, column, INVERSE_PRECISION)
     tl.store(inverse_ptr + matrix + offsets, result.to(inverse_ptr.dtype.element_ty))

@@ -57,7 +57,7 @@ def gated_delta_rule_kernel(
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, inverse_ptr, scores_ptr, out_ptr,
     # sizes
-    num_seqs, num_tokens, num_value_heads, num_checkpoints, scale,
+    num_seqs, num_tokens, num_checkpoints, scale,
     # strides, in elements
     stride_q_token, stride_q_head, stride_q_dim,
     stride_k_token, stride_k_head, stride_k_dim,
@@ -66,7 +66,8 @@ def gated_delta_rule_kernel(
     stride_state_block, stride_state_head, stride_state_key, stride_state_value,
     stride_out_token, stride_out_head, stride_out_dim,
     # meta-parameters
-    VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr, VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +75,7 @@ def gated_delta_rule_kernel(
     # tiles of one head read the same keys, and value heads of a head as well: they are neighbours
     tiles_v: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
     row = tl.program_id(0) // tiles_v
-    sequence, value_head = row // num_value_heads, row % num_value_heads
+    sequence, value_head = row // NUM_VALUE_HEADS, row % NUM_VALUE_HEADS
     start = tl.load(query_start_loc_ptr + sequence)
     stop = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
     if start >= stop:
@@ -120,7 +121,7 @@ def gated_delta_rule_kernel(
         beta = tl.load(beta_ptr + tokens * stride_beta_token, mask=mask_t, other=0.0)
         high, low = load_decays(g_ptr, tokens, mask_t, stride_g_token)
         decay = tl.math.exp2(high + low)[:, None]
-        matrix = (slot * num_value_heads + value_head) * (CHUNK * CHUNK)
+        matrix = (slot * NUM_VALUE_HEADS + value_head) * (CHUNK * CHUNK)
         solved = tl.load(inverse_ptr + matrix + square)
         scores = tl.load(scores_ptr + matrix + square)
         narrow = state.to(k.dtype)
@@ -182,6 +183,8 @@ def gated_delta_rule(
     inverses, scores = k.new_empty((2, slots, num_value_heads, chunk, chunk))
     precision, is_cuda = dot_precision(k.device), backend_of(k.device) == "cuda"
     meta = {
+        # a constant, as what is divided by another number counts as different in each thread
+        "NUM_VALUE_HEADS": num_value_heads,
         "VALUE_HEADS_PER_HEAD": num_value_heads // num_heads,
         "KEY_DIM": key_dim,
         "L2_NORM": qk_l2norm,
@@ -193,7 +196,7 @@ def gated_delta_rule(
     }
     gated_delta_chunk_kernel[(num_value_heads * slots,)](
         q, k, g, beta, state_indices, query_start_loc, inverses, scores,
-        num_seqs, num_value_heads, scale,
+        num_seqs, scale,
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
         # products of ten bits are enough for what is kept in eight
         INVERSE_PRECISION="tf32" if is_cuda and k.dtype == torch.bfloat16 else precision,
@@ -205,7 +208,7 @@ def gated_delta_rule(
     gated_delta_rule_kernel[(programs,)](
         q, k, v, g, beta, ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices, inverses, scores, out,
-        num_seqs, num_tokens, num_value_heads,
+        num_seqs, num_tokens,
         0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], scale,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *ssm_state.stride(),
         *out.stride(), VALUE_DIM=value_dim, INDEX=index_dtype(2, ssm_state), BLOCK_V=block_v,

@@ -121,24 +121,25 @@ def added_state(
 def ssd_state_kernel(
     x_ptr, B_ptr, state_indices_ptr, query_start_loc_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,
     # sizes
-    num_seqs, num_heads,
+    num_seqs,
     # strides, in elements
     stride_x_token, stride_x_head, stride_x_dim,
     stride_B_token, stride_B_group, stride_B_state,
     # meta-parameters
-    HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    D_STATE: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """What a chunk adds to an empty state, for a tile of one head's."""
-    slot, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    slot, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
     sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK)
     if begin >= end:
         return
     if tl.load(state_indices_ptr + sequence) <= 0:
         return
     offs_p, offs_n, mask = tile_of_state(tl.program_id(1), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
-    row = slot.to(tl.int64) * num_heads + head
+    row = slot.to(tl.int64) * NUM_HEADS + head
     acc, _ = added_state(
         x_ptr + head.to(tl.int64) * stride_x_head,
         B_ptr + (head // HEADS_PER_GROUP).to(tl.int64) * stride_B_group,
@@ -156,18 +157,19 @@ def ssd_checkpoint_kernel(
     x_ptr, B_ptr, ssm_state_ptr, state_indices_ptr, query_start_loc_ptr,
     checkpoint_tokens_ptr, checkpoint_indices_ptr, step_ptr, high_ptr, low_ptr, carry_ptr,
     # sizes
-    num_seqs, num_heads,
+    num_seqs,
     # strides, in elements
     stride_x_token, stride_x_head, stride_x_dim,
     stride_B_token, stride_B_group, stride_B_state,
     stride_state_block, stride_state_head, stride_state_dim, stride_state_state,
     # meta-parameters
-    HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    D_STATE: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The state after a checkpoint, from the one its chunk begins with, for a tile of a head's."""
-    checkpoint, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    checkpoint, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
     token = tl.load(checkpoint_tokens_ptr + checkpoint)
     block = tl.load(checkpoint_indices_ptr + checkpoint).to(tl.int64)
     # past the last sequence it is padding, as it is past the last token
@@ -178,7 +180,7 @@ def ssd_checkpoint_kernel(
     if tl.load(state_indices_ptr + sequence) <= 0:
         return
     offs_p, offs_n, mask = tile_of_state(tl.program_id(1), HEAD_DIM, D_STATE, BLOCK_P, BLOCK_N)
-    row = slot.to(tl.int64) * num_heads + head
+    row = slot.to(tl.int64) * NUM_HEADS + head
     acc, log_decay = added_state(
         x_ptr + head.to(tl.int64) * stride_x_head,
         B_ptr + (head // HEADS_PER_GROUP).to(tl.int64) * stride_B_group,

@@ -64,27 +64,30 @@ def ring_shares(
 
 @triton.jit
 def take_in(
-    state, decay, newest, count, ring_x_ptr, ring_B_ptr, ring_log_decay_ptr, mask_m,
+    state, count, ring_x_ptr, ring_B_ptr, ring_log_decay_ptr, mask_m,
     stride_x_slot, stride_B_slot, stride_B_state, stride_log_decay_slot,
     D_STATE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Decay a tile of states and add the tokens of the ring, each decayed since it came."""
-    since = newest
-    decayed = ()
+    """Advance a tile of states by the tokens of the ring, one after the other."""
+    for _ in range(count):
+        log_decay = tl.load(ring_log_decay_ptr)
+        x = widened(tl.load(ring_x_ptr, mask=mask_m, other=0.0))
+        B = load_group(ring_B_ptr, stride_B_state, D_STATE, PARTS, BLOCK_N)
+        state = advanced(state, log_decay, x, B, PARTS)
+        ring_log_decay_ptr += stride_log_decay_slot
+        ring_x_ptr += stride_x_slot
+        ring_B_ptr += stride_B_slot
+    return state
+
+
+@triton.jit
+def advanced(state, log_decay, added, B, PARTS: tl.constexpr):
+    """A tile of states after one more token."""
+    decay = tl.math.exp2(log_decay * LOG2_E)
+    parts = ()
     for part in tl.static_range(PARTS):
-        decayed += (state[part] * decay,)
-    for i in range(count):
-        slot = tl.cast(count - 1 - i, tl.int64)
-        x = widened(tl.load(ring_x_ptr + slot * stride_x_slot, mask=mask_m, other=0.0))
-        added = (x * tl.math.exp2(since * LOG2_E))[:, None]
-        B_ptr = ring_B_ptr + slot * stride_B_slot
-        B = load_group(B_ptr, stride_B_state, D_STATE, PARTS, BLOCK_N)
-        summed = ()
-        for part in tl.static_range(PARTS):
-            summed += (decayed[part] + added * B[part],)  # [BLOCK_M, BLOCK_N]
-        decayed = summed
-        since += tl.load(ring_log_decay_ptr + slot * stride_log_decay_slot)
-    return decayed
+        parts += (state[part] * decay + added[:, None] * B[part],)  # [BLOCK_M, BLOCK_N]
+    return parts
 
 
 @triton.jit
@@ -231,15 +234,12 @@ def ssd_ring_update_kernel(
             tl.store(out_ptr + rows * stride_out_row, y, mask=mask_m)
         if is_full:
             state = take_in(
-                state, decay, newest, count, kept_rows, ring_B_ptr, ring_log_decay_ptr, mask_m,
+                state, count, kept_rows, ring_B_ptr, ring_log_decay_ptr, mask_m,
                 stride_ring_x_slot, stride_ring_B_slot, stride_ring_B_state,
                 stride_ring_log_decay_slot, D_STATE, PARTS, BLOCK_N,
             )  # fmt: skip
             if not FOLDS:
-                summed = ()
-                for part in tl.static_range(PARTS):
-                    summed += (state[part] + added[:, None] * B[part],)
-                state = summed
+                state = advanced(state, newest, added, B, PARTS)
             store_parts(state_ptrs, stride_state_state, state, mask_m, D_STATE, PARTS, BLOCK_N)
         elif not FOLDS:
             added = added.to(ring_x_ptr.dtype.element_ty)

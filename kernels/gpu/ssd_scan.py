@@ -50,7 +50,7 @@ def ssd_output_kernel(
     x_ptr, B_ptr, C_ptr, D_ptr, z_ptr, state_indices_ptr, query_start_loc_ptr,
     step_ptr, high_ptr, low_ptr, carry_ptr, out_ptr,
     # sizes
-    num_seqs, num_tokens, num_heads,
+    num_seqs, num_tokens,
     # strides, in elements
     stride_x_token, stride_x_head, stride_x_dim,
     stride_B_token, stride_B_group, stride_B_state,
@@ -58,13 +58,14 @@ def ssd_output_kernel(
     stride_z_token, stride_z_head, stride_z_dim,
     stride_out_token, stride_out_head, stride_out_dim,
     # meta-parameters
-    HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    D_STATE: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some tokens of a chunk for one head."""
-    tile, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    tile, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
     tiles_m: tl.constexpr = CHUNK // BLOCK_M
     slot = tile // tiles_m
     sequence, begin, end, _, _ = find_chunk(query_start_loc_ptr, slot, num_seqs, CHUNK, num_tokens)
@@ -84,7 +85,7 @@ def ssd_output_kernel(
         return
 
     group = (head // HEADS_PER_GROUP).to(tl.int64)
-    head_row = slot.to(tl.int64) * num_heads + head
+    head_row = slot.to(tl.int64) * NUM_HEADS + head
     head = head.to(tl.int64)
     x_ptr += head * stride_x_head
     B_ptr += group * stride_B_group
@@ -177,6 +178,8 @@ def ssd_scan(
     options = {"num_warps": 4, "enable_fp_fusion": True}
     products = {
         **sizes,
+        # a constant, as what is divided by another number counts as different in each thread
+        "NUM_HEADS": num_heads,
         "HEADS_PER_GROUP": num_heads // num_groups,
         "PRECISION": dot_precision(x.device),
         "BLOCK_T": min(chunk_size, 32 if is_wide else 64),
@@ -192,7 +195,7 @@ def ssd_scan(
     state_tiles = -(-block_p // tile_p) * -(-block_n // tile_n)
     ssd_state_kernel[(num_heads * slots, state_tiles)](
         x, B, state_indices, query_start_loc, step, high, low, carry,
-        num_seqs, num_heads, *x.stride(), *B.stride(),
+        num_seqs, *x.stride(), *B.stride(),
         BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **products,
     )  # fmt: skip
     carry_p = max(1, min(block_p, 2048 // block_n))
@@ -204,14 +207,14 @@ def ssd_scan(
     if checkpoint_tokens is not None and checkpoint_tokens.shape[0] > 0:
         ssd_checkpoint_kernel[(num_heads * checkpoint_tokens.shape[0], state_tiles)](
             x, B, ssm_state, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices,
-            step, high, low, carry, num_seqs, num_heads,
+            step, high, low, carry, num_seqs,
             *x.stride(), *B.stride(), *ssm_state.stride(), INDEX=index,
             BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **products,
         )  # fmt: skip
     slots = num_slots(num_tokens, num_seqs + 1, chunk_size)
     ssd_output_kernel[(num_heads * slots * (chunk_size // rows),)](
         x, B, C, D, z, state_indices, query_start_loc, step, high, low, carry, out,
-        num_seqs, num_tokens, num_heads, *x.stride(), *B.stride(), *C.stride(),
+        num_seqs, num_tokens, *x.stride(), *B.stride(), *C.stride(),
         *(z.stride() if z is not None else (0, 0, 0)), *out.stride(),
         BLOCK_M=rows, BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=min(block_n, 64),
         num_stages=2, **products,
