@@ -137,7 +137,9 @@ def compute_dtype(name: str, config: Mapping[str, Any], device: torch.device) ->
         ValueError: An unknown type.
     """
     said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    stored = DTYPES.get(said, torch.bfloat16)
+    stored = DTYPES.get(said)
+    # nothing computes in what quantised weights are stored in
+    stored = stored if stored in FLOATS else torch.bfloat16
     return parse_dtype(
         name, "dtype", allowed=FLOATS, auto=torch.float32 if device.type == "cpu" else stored
     )

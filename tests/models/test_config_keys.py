@@ -15,7 +15,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
 
 from blockstride.models import BambaModel, GraniteHybridModel, JambaModel
 from blockstride.models.checkpoint_files import read_json
-from blockstride.models.loading import MODELS
+from blockstride.models.loading import MODELS, compute_dtype
 
 ROTARY = {"bamba": BambaRotaryEmbedding, "granitemoehybrid": GraniteMoeHybridRotaryEmbedding}
 SIZES = {
@@ -174,6 +174,23 @@ def test_all_keys_that_are_read_are_tried():
         read = {field.name for field in fields(model.config_type)}
         elsewhere = {"rope_theta", "partial_rotary_factor", "hidden_act", "mlp_bias"}
         assert read - elsewhere == FILES[family].keys() - {"rope_parameters"}
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype"),
+    [
+        ({"dtype": "float16"}, torch.float16),
+        ({"dtype": "torch.float16"}, torch.float16),
+        ({"torch_dtype": "float32"}, torch.float32),
+        ({"dtype": None, "torch_dtype": "float16"}, torch.float16),
+        ({"dtype": "float32", "torch_dtype": "float16"}, torch.float32),
+        ({"dtype": "float8_e4m3fn"}, torch.bfloat16),
+        ({}, torch.bfloat16),
+    ],
+)
+def test_a_gpu_computes_in_the_type_that_a_file_says(said, dtype):
+    assert compute_dtype("auto", said, torch.device("cuda")) == dtype
+    assert compute_dtype("auto", said, torch.device("cpu")) == torch.float32
 
 
 @pytest.mark.parametrize("infinity", ["Infinity", '{"__float__": "Infinity"}'])
