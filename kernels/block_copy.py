@@ -8,9 +8,9 @@ from blockstride.kernels.checks import (
     CACHE_DTYPES,
     INT32,
     expect,
+    expect_ids,
     expect_tensor,
     shape_of,
-    values_are_readable,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
@@ -33,16 +33,19 @@ def block_copy(
         destination: Pool to write, with any strides. It may share memory with `source`: the result
             is as if every block had been read before the first one was written.
         source_blocks: Blocks to read. Tokens of an id <= 0 are not copied: their places in the
-            destination stay as they are.
+            destination stay as they are. Ids, here and below, are checked where they are on the
+            host.
         destination_blocks: Blocks to write, no positive id twice. Tokens of an id <= 0 are
             dropped.
 
     Raises:
-        ValueError: The two lists hold different numbers of tokens, a block would be written twice,
-            or a shape or a device does not fit.
+        ValueError: The two lists hold different numbers of tokens, an id is past its pool, a block
+            would be written twice, or a shape or a device does not fit.
         TypeError: A dtype is not accepted, or only one side is int8.
     """
-    num_layers, _, num_heads, source_block_size, content = shape_of(source, "source", 5)
+    num_layers, num_source_blocks, num_heads, source_block_size, content = shape_of(
+        source, "source", 5
+    )
     _, num_blocks, _, block_size, _ = shape_of(destination, "destination", 5)
     source_list = shape_of(source_blocks, "source_blocks", 1)
     destination_list = shape_of(destination_blocks, "destination_blocks", 1)
@@ -58,15 +61,7 @@ def block_copy(
     if tokens != len(destination_blocks) * block_size:
         got = f"{len(destination_blocks)} of {block_size}"
         expect(False, "destination_blocks", f"blocks of {tokens} tokens in all", got)
-    _expect_distinct(destination_blocks)
+    expect_ids(source_blocks, "source_blocks", num_source_blocks)
+    expect_ids(destination_blocks, "destination_blocks", num_blocks, distinct=True)
     run = implementation("block_copy", "block_copy", runs_on_triton(source))
     run(source, destination, source_blocks, destination_blocks)
-
-
-def _expect_distinct(destination_blocks: Tensor) -> None:
-    """Raise if a block would be written twice, where values are readable."""
-    if not values_are_readable(destination_blocks):
-        return
-    blocks = [block for block in destination_blocks.tolist() if block > 0]
-    if len(set(blocks)) != len(blocks):
-        expect(False, "destination_blocks", "no block twice", blocks)

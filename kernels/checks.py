@@ -135,23 +135,26 @@ def values_are_readable(tensor: Tensor) -> bool:
     return tensor.is_cpu or (_Switch.full_checks and not tensor.is_meta)
 
 
-def expect_ids(ids: Tensor, name: str, num_blocks: int, distinct: bool = False) -> None:
+def expect_ids(
+    ids: Tensor, name: str, limit: int, *, what: str = "ids", distinct: bool = False
+) -> None:
     """Raise if an id lies past its pool, where values are readable; ids <= 0 are padding.
 
     Args:
         ids: Blocks of a pool.
         name: The argument that holds them.
-        num_blocks: Blocks of the pool.
+        limit: Blocks of the pool, or what else lies past it.
+        what: What they are called.
         distinct: Whether no block may be named twice, as one that is written.
 
     Raises:
-        ValueError: An id is not below `num_blocks`, or one comes twice.
+        ValueError: An id is not below `limit`, or one comes twice.
     """
     if not values_are_readable(ids):
         return
     blocks = [block for block in ids.flatten().tolist() if block > 0]
     largest = max(blocks, default=0)
-    expect(largest < num_blocks, name, f"ids below {num_blocks}", largest)
+    expect(largest < limit, name, f"{what} below {limit}", largest)
     if distinct and len({*blocks}) != len(blocks):
         expect(False, name, "no block twice", blocks)
 

@@ -1,5 +1,7 @@
 """Writing new keys and values into a paged cache."""
 
+import math
+
 from jaxtyping import Float, Int64, Num
 from torch import Tensor
 
@@ -9,8 +11,10 @@ from blockstride.kernels.checks import (
     FLOATS,
     INT64,
     expect,
+    expect_ids,
     expect_tensor,
     shape_of,
+    values_are_readable,
 )
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
@@ -44,9 +48,9 @@ def kv_cache_update(
         value_cache: Pool of values with any strides, written in place.
         slot_mapping: `block * block_size + offset` of each token. Nothing is written for a
             negative slot (`PAD_SLOT_ID`) or one in the null block. Of tokens that share a slot
-            one is kept, any one.
+            one is kept, any one. Slots are checked where they are on the host.
         k_scale: What a stored key is multiplied by when it is read; 1 if not given. Only for fp8
-            and int8.
+            and int8. With a scale of 0 zeros are stored.
         v_scale: The same for values.
         rotary: Cosine and sine of each token's angles. Element `i` of the first `2 * half` of a
             head turns with element `i + half`, in float32; the rest stays. Keys turn on their way
@@ -57,8 +61,8 @@ def kv_cache_update(
             a sequence then lie one after the other.
 
     Raises:
-        ValueError: A shape or a device does not fit, a scale comes with a cache that has none, or
-            `query` without `rotary`.
+        ValueError: A shape or a device does not fit, a slot is past the pool, a scale comes with a
+            cache that has none, or `query` without `rotary`.
         TypeError: A dtype is not accepted.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 3.4.
@@ -80,7 +84,10 @@ def kv_cache_update(
         expect(rotary is not None, "query", "None, as there is no rotary to turn it", "a tensor")
         _, num_heads, _ = shape_of(query, "query", 3)
         expect_tensor(query, "query", (num_tokens, num_heads, head_size), FLOATS, device)
-    run = implementation("kv_cache_update", "kv_cache_update", runs_on_triton(key))
+    on_triton = runs_on_triton(key)
+    if on_triton and values_are_readable(slot_mapping):
+        expect_ids(slot_mapping, "slot_mapping", num_blocks * block_size, what="slots")
+    run = implementation("kv_cache_update", "kv_cache_update", on_triton)
     run(
         key,
         value,
@@ -102,6 +109,8 @@ def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
     expect_tensor(scale, name, (), FLOAT32, cache.device)
     if cache.dtype in FLOATS:
         expect(False, name, f"None, for a cache of {cache.dtype} is not scaled", "a tensor")
+    if values_are_readable(scale):
+        expect(not math.isnan(scale), name, "a number", "nan")
 
 
 def _expect_rotary(rotary: tuple[Tensor, Tensor], key: Tensor) -> None:

@@ -1,7 +1,9 @@
 """Attention over a paged cache: whole prompts, chunks, decode steps, and batches of them all."""
 
+import math
 from typing import Any, Literal, overload
 
+import torch
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
 
@@ -11,7 +13,13 @@ from blockstride.kernels.attention_schedule import (
     expect_schedule,
     what_fits,
 )
-from blockstride.kernels.checks import FLOATS, expect, expect_tensor
+from blockstride.kernels.checks import (
+    FLOATS,
+    expect,
+    expect_ids,
+    expect_tensor,
+    values_are_readable,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.kv_cache_update import expect_scale
 
@@ -92,10 +100,13 @@ def paged_attention(
         key_cache: Pool of keys with any strides, only read; tokens past `seq_lens` never.
         value_cache: Pool of values with any strides; their size may differ from the keys'.
         block_table: Blocks of each sequence in order; entries past its last block are not read.
-        seq_lens: Tokens of each sequence in the cache, new ones included.
+            Ids are checked where they are on the host.
+        seq_lens: Tokens of each sequence in the cache, new ones included. Those that a row of the
+            block table has no room for are refused where lengths are on the host, and elsewhere not
+            seen, as those of missing blocks are not.
         query_start_loc: Prefix sum of the number of new tokens of each sequence; a sequence may
-            have none.
-        scale: What a query-key product is multiplied by.
+            have none. Rows past the last sum are those of queries that see nothing.
+        scale: What a query-key product is multiplied by; of any sign.
         window: Tokens that a query sees, itself included; all up to its own if not given.
         soft_cap: If given, a scaled product `s` becomes `soft_cap * tanh(s / soft_cap)`.
         sinks: A logit for each head that joins the softmax and has no value.
@@ -114,7 +125,8 @@ def paged_attention(
 
     Raises:
         ValueError: A shape, a device, the window or the soft-cap does not fit, `query_start_loc`
-            does not cut the tokens, or a scale comes with a cache that has none.
+            does not fit the tokens, a length or an id is out of range, a scale comes with a cache
+            that has none, or `schedule` was made for another call.
         TypeError: A dtype is not accepted.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
@@ -124,6 +136,8 @@ def paged_attention(
         query, key_cache, value_cache, block_table, seq_lens, query_start_loc, window
     )
     (num_tokens, num_heads, _), device = query.shape, query.device
+    if math.isnan(scale):
+        expect(False, "scale", "a number", "nan")
     if soft_cap is not None and not soft_cap > 0:
         expect(False, "soft_cap", "a positive number, or None", soft_cap)
     if sinks is not None:
@@ -134,6 +148,9 @@ def paged_attention(
         shape = (num_tokens, num_heads, value_cache.shape[3])
         expect_tensor(out, "out", shape, (query.dtype,), device)
     on_triton = runs_on_triton(query)
+    if on_triton and values_are_readable(block_table):
+        used = _used_blocks(block_table, seq_lens, query_start_loc, value_cache.shape[2], window)
+        expect_ids(used, "block_table", len(value_cache))
     plan: dict[str, Any] = {}
     if on_triton and schedule is not None:
         expect_schedule(schedule, what_fits(query, key_cache, value_cache, block_table, window))
@@ -156,3 +173,19 @@ def paged_attention(
         return_lse=return_lse,
         **plan,
     )
+
+
+def _used_blocks(
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    window: int | None,
+) -> Tensor:
+    """The ids that some query asks for, in a row."""
+    query_lens = query_start_loc.diff()
+    ends = seq_lens * (query_lens > 0)
+    begins = (seq_lens - query_lens - window + 1).clamp(min=0) if window else 0 * ends
+    positions = torch.arange(block_table.shape[1], device=block_table.device) * block_size
+    is_used = (positions < ends[:, None]) & (positions + block_size > begins[:, None])
+    return block_table[is_used]

@@ -10,6 +10,7 @@ from blockstride.kernels.checks import (
     FLOATS,
     INT32,
     expect,
+    expect_ids,
     expect_tensor,
     shape_of,
     values_are_readable,
@@ -30,7 +31,8 @@ def unpack_state(
 
     Args:
         pages: Pool of pages, with any stride between them; only read.
-        state_indices: State block of each sequence. The state of an id <= 0 is zero.
+        state_indices: State block of each sequence; checked where it is on the host. The state of
+            an id <= 0 is zero.
         fields: What a page holds; bytes outside the fields are not read.
         dtypes: What each field is cast to; its own dtype if not given.
 
@@ -38,7 +40,8 @@ def unpack_state(
         For each field a dense tensor `[num_seqs, *field.shape]`.
 
     Raises:
-        ValueError: A field lies outside the page or off its alignment, or a count does not fit.
+        ValueError: A field lies outside the page or off its alignment, a count does not fit, or an
+            index is past the pool.
         TypeError: A dtype is not accepted.
     """
     _expect_pages(pages, state_indices, fields)
@@ -46,6 +49,7 @@ def unpack_state(
     expect(len(dtypes) == len(fields), "dtypes", f"{len(fields)} of them", len(dtypes))
     for dtype in dtypes:
         expect(dtype in FLOATS, "dtypes", " or ".join(map(str, FLOATS)), dtype, TypeError)
+    expect_ids(state_indices, "state_indices", len(pages))
     run = implementation("state_pages", "unpack_state", runs_on_triton(pages))
     return run(pages, state_indices, fields, dtypes)
 
@@ -62,12 +66,13 @@ def pack_state(
         states: For each field a tensor `[num_seqs, *field.shape]`, cast to the field's dtype.
         pages: Pool of pages, with any stride between them, written in place. Bytes outside the
             fields are not written.
-        state_indices: State block of each sequence, none of them twice. Nothing is written for an
-            id <= 0.
+        state_indices: State block of each sequence, none of them twice; checked where it is on the
+            host. Nothing is written for an id <= 0.
         fields: What a page holds.
 
     Raises:
-        ValueError: A field lies outside the page or off its alignment, or a shape does not fit.
+        ValueError: A field lies outside the page or off its alignment, a shape does not fit, or an
+            index is past the pool or comes twice.
         TypeError: A dtype is not accepted.
     """
     (num_seqs,) = shape_of(state_indices, "state_indices", 1)
@@ -75,6 +80,7 @@ def pack_state(
     _expect_pages(pages, state_indices, fields)
     for state, field in zip(states, fields, strict=True):
         expect_tensor(state, "states", (num_seqs, *field.shape), FLOATS, pages.device)
+    expect_ids(state_indices, "state_indices", len(pages), distinct=True)
     run = implementation("state_pages", "pack_state", runs_on_triton(pages))
     run(states, pages, state_indices, fields)
 
@@ -89,18 +95,21 @@ def copy_state(
     Args:
         pages: Pool of pages, with any stride between them, written in place. All bytes of a page
             are copied, whatever it holds; those between pages are not.
-        source_indices: Blocks to read. Nothing is copied from an id <= 0.
+        source_indices: Blocks to read; checked where they are on the host, as the others. Nothing
+            is copied from an id <= 0.
         destination_indices: Blocks to write, none of them twice, and none that is read by another
             copy of the call. Nothing is copied to an id <= 0.
 
     Raises:
-        ValueError: The two lists differ in length, or a block is written twice, or read and
-            written.
+        ValueError: The two lists differ in length, an index is past the pool, or a block is written
+            twice, or read and written.
         TypeError: A dtype is not accepted.
     """
     shape = shape_of(source_indices, "source_indices", 1)
     _expect_pages(pages, source_indices, (), "source_indices")
     expect_tensor(destination_indices, "destination_indices", shape, INT32, pages.device)
+    expect_ids(source_indices, "source_indices", len(pages))
+    expect_ids(destination_indices, "destination_indices", len(pages))
     _expect_apart(source_indices, destination_indices)
     run = implementation("state_pages", "copy_state", runs_on_triton(pages))
     run(pages, source_indices, destination_indices)

@@ -137,6 +137,7 @@ def variants() -> list[Variant]:
         attention("decode MLA", 64, 1, **mla),
         attention("decode fp32", 64, 1, dtype=FP32),
         attention("decode fp16 MHA", 64, 1, dtype=FP16, num_kv_heads=32),
+        attention("decode head 8", 64, 1, head_size=8),
         attention("decode head 64", 64, 1, head_size=64),
         attention("decode head 80", 64, 1, head_size=80),
         attention("decode head 256", 64, 1, head_size=256),

@@ -104,8 +104,11 @@ def _add_tile(scores, output, running, value_size):
     before = running[0]
     largest = max(before, max_lanes(scores))
     if largest == -INFINITY:
-        fill(scores, ZERO)
-        return
+        # nothing is seen, or nothing but NaN, which is no largest and yet counts
+        if sum_lanes(scores) == -INFINITY:
+            fill(scores, ZERO)
+            return
+        largest = ZERO
     for lane in range(LANES):
         scores[lane] = exp(scores[lane] - largest) if scores[lane] != -INFINITY else ZERO
     rescale = exp(before - largest) if before > -INFINITY else ZERO

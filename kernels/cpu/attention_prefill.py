@@ -114,9 +114,9 @@ def _weigh(address):
             f32_at(scores + 4 * row * num_columns), lanes, sums, num_columns,
             last - window + 1, last, hidden, sink, float_of(soft_cap),
         )  # fmt: skip
-        f32_at(inverse)[row] = float_of(v_scale) / total if total > ZERO else ZERO
+        f32_at(inverse)[row] = float_of(v_scale) / total if total != ZERO else ZERO
         if lse != 0:
-            logarithm = np.float32(math.log(total)) + largest if total > ZERO else -INFINITY
+            logarithm = np.float32(math.log(total)) + largest if total != ZERO else -INFINITY
             f32_at(lse)[token * num_heads + head] = logarithm
 
 

@@ -128,5 +128,11 @@ def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
         return x
     if dtype not in {FLOAT8, torch.int8}:
         return x.to(dtype)
-    x = x.float() if scale is None else x.float() / scale
+    if scale is None:
+        x = x.float()
+    elif scale == 0:
+        # whatever is stored is read back as 0
+        x = x.float() * 0.0
+    else:
+        x = x.float() / scale
     return to_float8(x) if dtype is FLOAT8 else x.round().clamp(-128, 127).to(dtype)

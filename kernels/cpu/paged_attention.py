@@ -1,8 +1,9 @@
 """Paged attention for CPUs: decode rows straight from the pages, prompts through BLAS."""
 
+import math
+
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
 from blockstride.kernels.cpu.attention_decode import MAX_HEAD_SIZE, MAX_ROWS, attend_rows
 from blockstride.kernels.cpu.attention_prefill import attend_prompt
 from blockstride.kernels.cpu.softmax import Softmax
@@ -28,15 +29,21 @@ def paged_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `blockstride.kernels.paged_attention`."""
     num_tokens, num_heads, head_size = query.shape
-    _, num_kv_heads, block_size, value_size = value_cache.shape
+    _, num_kv_heads, _, value_size = value_cache.shape
     group = num_heads // num_kv_heads
     rows, dtype, (sinks, _) = float_rows(query), query.dtype, float_vector(sinks)
     block_table, seq_lens = block_table.contiguous(), seq_lens.contiguous()
     query_start_loc = query_start_loc.contiguous()
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     result = out
     if result is None or not is_float_rows(result):
         result = rows.new_empty(num_tokens, num_heads, value_size)
     lse = rows.new_empty(num_tokens, num_heads) if return_lse else None
+    if starts[-1] < num_tokens:
+        # rows of no sequence see nothing
+        result[starts[-1] :] = 0
+        if lse is not None:
+            lse[starts[-1] :] = -math.inf if sinks is None else sinks
     softmax = Softmax(
         scale if k_scale is None else scale * k_scale.item(),
         window,
@@ -44,13 +51,9 @@ def paged_attention(
         sinks,
         1.0 if v_scale is None else v_scale.item(),
     )
-    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
-    capacity = block_table.shape[1] * block_size
     most = MAX_ROWS // group if head_size <= MAX_HEAD_SIZE else 0
     longest, most_tokens = 0, 0
     for i, seq_len in enumerate(lens):
-        if seq_len > capacity:
-            expect(False, "seq_lens", f"at most the {capacity} tokens of a row of blocks", seq_len)
         start, stop = starts[i], starts[i + 1]
         if stop - start <= most:
             longest, most_tokens = max(longest, seq_len), max(most_tokens, stop - start)

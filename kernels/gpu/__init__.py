@@ -1,6 +1,6 @@
 """Triton kernels and their launchers, one file an operation. Importing this imports Triton."""
 
-from blockstride.kernels.gpu.attention_schedule import AttentionSchedule, attention_schedule
+from blockstride.kernels.gpu.attention_schedule import attention_schedule
 from blockstride.kernels.gpu.block_copy import block_copy
 from blockstride.kernels.gpu.causal_conv1d import causal_conv1d
 from blockstride.kernels.gpu.causal_conv1d_update import causal_conv1d_update
@@ -20,7 +20,6 @@ from blockstride.kernels.gpu.ssd_state_update import ssd_state_update
 from blockstride.kernels.gpu.state_pages import copy_state, pack_state, unpack_state
 
 __all__ = [
-    "AttentionSchedule",
     "attention_schedule",
     "block_copy",
     "causal_conv1d",

@@ -128,6 +128,7 @@ def attention_kernel(
     # meta-parameters
     GROUP: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
+    TILES_H: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     KV_BLOCK_SIZE: tl.constexpr,
@@ -135,6 +136,8 @@ def attention_kernel(
     DOT_DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     INDEX: tl.constexpr,
+    ROW_INDEX: tl.constexpr,
+    ANY_SIGN: tl.constexpr,
     BY_DESCRIPTOR: tl.constexpr,
     IS_LATENT: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
@@ -145,10 +148,12 @@ def attention_kernel(
     BLOCK_TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """One item of the work list for one key-value head, as the head of this file tells."""
-    pid_h = tl.program_id(0)
-    item_ptr = items_ptr + tl.program_id(1) * ITEM_SIZE
+    # one axis, of which alone a grid may have more than 65,535
+    pid_h = tl.program_id(0) % TILES_H
+    item_ptr = items_ptr + tl.program_id(0) // TILES_H * ITEM_SIZE
     sequence = tl.load(item_ptr)
     if (sequence < 0) | (SKIP_WHOLE & (tl.load(item_ptr + 6) == -1)):
         return
@@ -165,8 +170,8 @@ def attention_kernel(
     positions = context + offset  # [BLOCK_M]
 
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
-    offs_v = tl.arange(0, BLOCK_V)
+    offs_d = tl.arange(0, BLOCK_D).to(ROW_INDEX)
+    offs_v = tl.arange(0, BLOCK_V).to(ROW_INDEX)
     KEY_MAIN: tl.constexpr = HEAD_SIZE if HEAD_SIZE < BLOCK_D else BLOCK_D
     row_ptr = query_ptr + (
         tokens.to(tl.int64) * stride_query_token + heads.to(tl.int64) * stride_query_head
@@ -177,7 +182,7 @@ def attention_kernel(
         other=0.0,
     ).to(DOT_DTYPE)  # [BLOCK_M, BLOCK_D]
     if BLOCK_TAIL > 0:
-        offs_tail = BLOCK_D + tl.arange(0, BLOCK_TAIL)
+        offs_tail = BLOCK_D + tl.arange(0, BLOCK_TAIL).to(ROW_INDEX)
         query_tail = tl.load(
             row_ptr[:, None] + offs_tail[None, :] * stride_query_dim,
             mask=mask_m[:, None] & (offs_tail < HEAD_SIZE)[None, :],
@@ -187,6 +192,13 @@ def attention_kernel(
     factor = scale * LOG2_E
     if k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
+    if ANY_SIGN:
+        # the running maximum is one of products, so what is not positive turns the query instead
+        sign = tl.where(factor > 0.0, 1.0, tl.where(factor == 0.0, 0.0, -1.0))
+        query = (query * sign).to(DOT_DTYPE)
+        if BLOCK_TAIL > 0:
+            query_tail = (query_tail * sign).to(DOT_DTYPE)
+        factor = tl.where(factor == 0.0, 1.0, tl.abs(factor))
     kv_head = pid_h // tl.cdiv(GROUP, HEADS_PER_TILE)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * stride_table
     if not BY_DESCRIPTOR:
@@ -217,6 +229,8 @@ def attention_kernel(
                 block = tl.load(table_ptr + entry, mask=visible, other=0).to(tl.int64)
             else:
                 block = tl.load(table_ptr + entry).to(tl.int64)
+            if NUM_BLOCKS is not None:
+                tl.device_assert(block < NUM_BLOCKS, "block_table: a block past the pool")
             if phase != 1:
                 visible &= block > 0
 
@@ -262,10 +276,10 @@ def attention_kernel(
         store_rows(
             out_ptr, lse_ptr, acc, lse, tokens, heads, mask_m, offs_v,
             stride_out_token, stride_out_head, stride_out_dim, VALUE_SIZE,
-            tl.num_programs(0) // tl.cdiv(GROUP, HEADS_PER_TILE) * GROUP,
+            TILES_H // tl.cdiv(GROUP, HEADS_PER_TILE) * GROUP,
         )  # fmt: skip
     else:
-        slot = tl.load(item_ptr + 6).to(tl.int64) * tl.num_programs(0) + pid_h
+        slot = tl.load(item_ptr + 6).to(tl.int64) * TILES_H + pid_h
         rows = slot * BLOCK_M + offs_m
         tl.store(partial_acc_ptr + rows[:, None] * BLOCK_V + offs_v[None, :], acc)
         tl.store(partial_stats_ptr + 2 * rows, row_max)

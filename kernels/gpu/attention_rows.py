@@ -44,13 +44,14 @@ def finish(row_max, row_sum, acc, sinks_ptr, v_scale_ptr, heads, mask_m):
         acc *= decay[:, None]
         row_sum = row_sum * decay + tl.math.exp2(sink - new_max)
         row_max = new_max
-    saw_any = row_sum > 0.0
+    # NaN counts: what was seen decides
+    saw_any = row_sum != 0.0
     row_sum = tl.where(saw_any, row_sum, 1.0)
     lse = tl.where(saw_any, (row_max + tl.math.log2(row_sum)) / LOG2_E, float("-inf"))
-    inverse = tl.where(saw_any, 1.0 / row_sum, 0.0)
+    inverse = 1.0 / row_sum
     if v_scale_ptr is not None:
         inverse *= tl.load(v_scale_ptr)
-    return acc * inverse[:, None], lse
+    return acc * tl.where(saw_any, inverse, 0.0)[:, None], lse
 
 
 @triton.jit
@@ -86,29 +87,31 @@ def reduce_kernel(
     # meta-parameters
     GROUP: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
+    TILES_H: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    ROW_INDEX: tl.constexpr,
 ):
     """Add up the splits of one row tile in their order, `BLOCK_R` of its rows a program."""
-    pid_h = tl.program_id(0)
-    item_ptr = items_ptr + tl.program_id(1) * ITEM_SIZE
+    pid_h = tl.program_id(0) % TILES_H
+    item_ptr = items_ptr + tl.program_id(0) // TILES_H * ITEM_SIZE
     num_splits = tl.load(item_ptr + 7)
     if num_splits <= 1:
         return
-    offs_m = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_m = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     tokens, _, heads, mask_m = query_rows(
         item_ptr, query_start_loc_ptr, pid_h, offs_m,
         GROUP, HEADS_PER_TILE, BLOCK_M // HEADS_PER_TILE,
     )  # fmt: skip
-    offs_v = tl.arange(0, BLOCK_V)
+    offs_v = tl.arange(0, BLOCK_V).to(ROW_INDEX)
     first_slot = tl.load(item_ptr + 6).to(tl.int64)
     row_max = tl.full([BLOCK_R], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
     for split in tl.range(num_splits, num_stages=3):
-        rows = ((first_slot + split) * tl.num_programs(0) + pid_h) * BLOCK_M + offs_m
+        rows = ((first_slot + split) * TILES_H + pid_h) * BLOCK_M + offs_m
         partial_max = tl.load(partial_stats_ptr + 2 * rows)
         new_max = tl.maximum(row_max, partial_max)
         decay, weight = tl.math.exp2(row_max - new_max), tl.math.exp2(partial_max - new_max)
@@ -120,5 +123,5 @@ def reduce_kernel(
     store_rows(
         out_ptr, lse_ptr, acc, lse, tokens, heads, mask_m, offs_v,
         stride_out_token, stride_out_head, stride_out_dim, VALUE_SIZE,
-        tl.num_programs(0) // tl.cdiv(GROUP, HEADS_PER_TILE) * GROUP,
+        TILES_H // tl.cdiv(GROUP, HEADS_PER_TILE) * GROUP,
     )  # fmt: skip

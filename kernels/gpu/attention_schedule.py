@@ -15,8 +15,15 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
+from torch.nn.functional import pad
 
-from blockstride.kernels.gpu.attention_tile import LONG_ROWS, Tile, choose_tile, specialise
+from blockstride.kernels.gpu.attention_tile import (
+    LONG_ROWS,
+    Tile,
+    choose_tile,
+    padded_size,
+    specialise,
+)
 from blockstride.kernels.gpu.launching import count_processors, next_power_of_2
 
 # programs that a processor should get before ranges grow longer; four of the short kind are
@@ -35,17 +42,17 @@ class WorkList(NamedTuple):
     An item names its sequence (-1: no work), its first query token, where its range of positions
     begins, where the part that every row sees whole begins and ends, where the range ends, the
     slot of its partial result (-1: none, and the warp-specialised kernel may take it), and the
-    number of splits of its row tile (0 in all but the first). The layers of a step share the
-    scratch, so calls with one schedule belong on one stream.
+    number of splits of its row tile (0 in all but the first). Rows that no sequence has are one
+    more sequence of the lengths, which sees nothing. The layers of a step share the scratch, so
+    calls with one schedule belong on one stream.
     """
 
     items: Int32[Tensor, "num_items 8"]
     tile: Tile
+    seq_lens: Int32[Tensor, " num_seqs_plus_1"]
+    query_start_loc: Int32[Tensor, " num_seqs_plus_2"]
     partial_acc: Float[Tensor, "num_slots tiles_h rows block_v"]
     partial_stats: Float[Tensor, "num_slots tiles_h rows 2"]
-
-
-AttentionSchedule = tuple[WorkList, ...]
 
 
 def attention_schedule(
@@ -59,8 +66,10 @@ def attention_schedule(
     window: int | None = None,
     max_query_len: int | None = None,
     num_processors: int | None = None,
-) -> AttentionSchedule:
+) -> tuple[WorkList, ...]:
     """Plan a call of `paged_attention` with these arguments, for all layers of their shapes.
+
+    Tokens past the end of the block table are those of missing blocks: nothing beyond it is read.
 
     Args:
         query: Read for its shape, dtype and device only, like the caches.
@@ -71,7 +80,7 @@ def attention_schedule(
         query_start_loc: Prefix sum of the query lengths.
         window: As in the call.
         max_query_len: An upper bound of the query lengths, in tokens. A caller who knows that all
-            are short saves a launch.
+            are short saves a launch; queries that are longer take more of the short tiles.
         num_processors: Multiprocessors to keep busy; those of the device if not given, and 1 on a
             CPU.
 
@@ -82,40 +91,43 @@ def attention_schedule(
     num_tokens, num_heads, _ = query.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
+    starts = pad(query_start_loc.clamp(max=num_tokens), (0, 1), value=num_tokens)
+    lens = pad(seq_lens, (0, 1))
     if max_query_len is None:
-        on_cpu = query_start_loc.device.type == "cpu"
-        max_query_len = int(query_start_loc.diff().max()) if on_cpu else num_tokens
+        max_query_len = int(starts.diff().max()) if starts.is_cpu else num_tokens
     if num_processors is None:
         num_processors = count_processors(query.device)
     programs = num_processors * PROGRAMS_PER_PROCESSOR
 
-    def work_list(rows: int, longer_than: int, at_most: int) -> WorkList:
+    def work_list(rows: int, longer_than: int, at_most: int | None) -> WorkList:
         tile = choose_tile(rows, query, key_cache, value_cache)
-        if at_most >= SPECIALISED_TOKENS and window is None:
+        if at_most is None and max_query_len >= SPECIALISED_TOKENS and window is None:
             tile = specialise(tile, query, key_cache, value_cache)
         tiles_h = num_kv_heads * -(-group // tile.heads)
         target = max(1, programs // tiles_h)
         items = _items(
-            tile, num_tokens, block_table, seq_lens, query_start_loc, window,
+            tile, num_tokens, block_table, lens, starts, window,
             key_cache.shape[2], longer_than, at_most, target,
         )  # fmt: skip
         # a row tile in `n` parts has `n - 1` whole chunks, of which there are at most `target`
         partial = (min(2 * target, items.shape[0]), tiles_h, tile.rows)
-        block_v = next_power_of_2(value_cache.shape[-1])
+        block_v = padded_size(value_cache.shape[-1])
         return WorkList(
             items,
             tile,
+            lens,
+            starts,
             query.new_empty((*partial, block_v), dtype=torch.float32),
             query.new_empty((*partial, 2), dtype=torch.float32),
         )
 
     rows = next_power_of_2(max_query_len * group)
     if rows <= SHORT_ROWS or max_query_len == 1:
-        return (work_list(min(max(16, rows), LONG_ROWS), 0, max_query_len),)
+        return (work_list(min(max(16, rows), LONG_ROWS), 0, None),)
     # decode steps of a mixed batch would fill an eighth of a long tile
     short = max(1, 16 // group)
     rows = min(max(16, next_power_of_2(group)), LONG_ROWS)
-    return work_list(rows, 0, short), work_list(LONG_ROWS, short, max_query_len)
+    return work_list(rows, 0, short), work_list(LONG_ROWS, short, None)
 
 
 def _items(
@@ -127,14 +139,16 @@ def _items(
     window: int | None,
     block_size: int,
     longer_than: int,
-    at_most: int,
+    at_most: int | None,
     target: int,
 ) -> Int32[Tensor, "num_items 8"]:
     """Cut the sequences whose query is longer than `longer_than` and has `at_most` tokens."""
-    num_seqs = seq_lens.shape[0]
+    num_seqs, capacity = seq_lens.shape[0], block_table.shape[1] * block_size
     rows, step = tile.rows // tile.heads, tile.tokens
     query_lens = query_start_loc.diff()
-    is_chosen = (query_lens > longer_than) & (query_lens <= at_most)
+    is_chosen = query_lens > longer_than
+    if at_most is not None:
+        is_chosen &= query_lens <= at_most
     row_tiles = ((query_lens + rows - 1) // rows) * is_chosen
 
     # each row tile: its sequence, its tokens, what they see
@@ -144,13 +158,13 @@ def _items(
     context = (seq_lens - query_lens)[sequence]
     last = context + torch.minimum(first + rows, query_lens[sequence]) - 1
     first = context + first
-    end = (last + 1).clamp(min=0)
+    end = (last + 1).clamp(0, capacity)
     lowest = (first - (window - 1)).clamp(min=0) if window is not None else torch.zeros_like(first)
     begin = lowest // step * step
     full_begin = -((window - 1 - last) // step) * step if window is not None else begin
-    full_end = (first + 1) // step * step
+    full_end = torch.minimum(first + 1, end) // step * step
     # where blocks are missing every tile asks for its blocks
-    holes = torch.nn.functional.pad((block_table <= 0).cumsum(1, dtype=torch.int32), (1, 0))
+    holes = pad((block_table <= 0).cumsum(1, dtype=torch.int32), (1, 0, 0, 1))
     last_entry = ((end + block_size - 1) // block_size).clamp(max=block_table.shape[1])
     first_entry = torch.minimum(lowest // block_size, last_entry)
     has_holes = holes[sequence, last_entry] > holes[sequence, first_entry]
@@ -164,7 +178,7 @@ def _items(
     splits = ((tiles + chunk - 1) // chunk).clamp(min=1) * exists
     whole_step = max(1, tile.specialised_tokens)
     is_whole = (
-        (end + whole_step - 1) // whole_step * whole_step <= seq_lens[sequence]
+        (end + whole_step - 1) // whole_step * whole_step <= seq_lens.clamp(max=capacity)[sequence]
     ) & ~has_holes
     is_whole &= (splits == 1) & (tile.specialised_tokens > 0)
     parent, split, exists = _expand(splits, num_row_tiles + target)

@@ -38,14 +38,15 @@ def specialised_kernel(
     stride_out_head,
     # meta-parameters
     GROUP: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     KV_BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One item of the work list for one query head, as the head of this file tells."""
-    head = tl.program_id(0)
-    item_ptr = items_ptr + tl.program_id(1) * ITEM_SIZE
+    head = tl.program_id(0) % NUM_HEADS
+    item_ptr = items_ptr + tl.program_id(0) // NUM_HEADS * ITEM_SIZE
     sequence = tl.load(item_ptr)
     is_mine = (sequence >= 0) & (tl.load(item_ptr + 6) == -1)
     sequence = tl.where(is_mine, sequence, 0)
@@ -59,13 +60,15 @@ def specialised_kernel(
     end = tl.where(is_mine, tl.load(item_ptr + 5), 0)
 
     query_rows = tl.make_tensor_descriptor(
-        query_ptr + query_start.to(tl.int64) * stride_query_token + head * stride_query_head,
+        query_ptr
+        + query_start.to(tl.int64) * stride_query_token
+        + head.to(tl.int64) * stride_query_head,
         shape=[num_rows, HEAD_SIZE],
         strides=[stride_query_token, 1],
         block_shape=[BLOCK_M, HEAD_SIZE],
     )
     out_rows = tl.make_tensor_descriptor(
-        out_ptr + query_start.to(tl.int64) * stride_out_token + head * stride_out_head,
+        out_ptr + query_start.to(tl.int64) * stride_out_token + head.to(tl.int64) * stride_out_head,
         shape=[num_rows, HEAD_SIZE],
         strides=[stride_out_token, 1],
         block_shape=[BLOCK_M, HEAD_SIZE],

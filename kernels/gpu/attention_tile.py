@@ -13,6 +13,8 @@ from triton.runtime import driver
 from blockstride.kernels.gpu.launching import next_power_of_2
 
 LONG_ROWS = 128
+# columns of the smallest product on tensor cores
+MIN_SIZE = 16
 
 
 class Tile(NamedTuple):
@@ -29,6 +31,11 @@ class Tile(NamedTuple):
     specialised_tokens: int = 0  # a step of the warp-specialised kernel, which takes what it can
 
 
+def padded_size(size: int) -> int:
+    """The columns of a tile for so many: a power of two, no fewer than a product takes."""
+    return max(MIN_SIZE, next_power_of_2(size))
+
+
 def choose_tile(rows: int, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tile:
     """The one place where tiles are chosen; each line is here since a compiler spilled without.
 
@@ -39,7 +46,7 @@ def choose_tile(rows: int, query: Tensor, key_cache: Tensor, value_cache: Tensor
         value_cache: The same.
     """
     backend, arch = _target(query.device)
-    block_v = next_power_of_2(value_cache.shape[-1])
+    block_v = padded_size(value_cache.shape[-1])
     tokens, num_stages = 64, 2
     if query.dtype == torch.float32:
         rows, tokens = min(rows, 32), 32
@@ -91,7 +98,7 @@ def fits_descriptor(cache: Tensor, tokens: int) -> bool:
     size, itemsize = cache.shape[3], cache.element_size()
     return (
         cache.shape[2] % tokens == 0
-        and size == next_power_of_2(size)
+        and size == padded_size(size)
         and cache.stride(3) == 1
         and all(stride * itemsize % 16 == 0 for stride in cache.stride()[:3])
         and cache.data_ptr() % 16 == 0
@@ -106,7 +113,7 @@ def _is_latent(key_cache: Tensor, value_cache: Tensor) -> bool:
         and key_cache.stride() == value_cache.stride()
         and key_cache.dtype == value_cache.dtype
         and value_size < key_cache.shape[-1]
-        and value_size == next_power_of_2(value_size)
+        and value_size == padded_size(value_size)
     )
 
 

@@ -19,7 +19,13 @@ import triton.language as tl
 from jaxtyping import Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.gpu.launching import dense, index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import (
+    assertions,
+    dense,
+    index_dtype,
+    next_power_of_2,
+    warps_for,
+)
 
 # bytes of a tile, and of the largest block that the registers of one program may hold
 TILE_BYTES = 16 * 1024
@@ -61,6 +67,8 @@ def block_copy_kernel(
     INDEX: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     IN_PLACE: tl.constexpr,
+    NUM_SOURCE_BLOCKS: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """One tile of one destination block of one layer."""
     index = tl.program_id(0)
@@ -78,8 +86,12 @@ def block_copy_kernel(
     mask_r = rows < DESTINATION_BLOCK_SIZE * NUM_HEADS
 
     destination_block = tl.load(destination_blocks_ptr + index).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(destination_block < NUM_BLOCKS, "destination_blocks: past the pool")
     if SOURCE_BLOCK_SIZE == DESTINATION_BLOCK_SIZE:
         source_block = tl.load(source_blocks_ptr + index).to(tl.int64)
+        if NUM_SOURCE_BLOCKS is not None:
+            tl.device_assert(source_block < NUM_SOURCE_BLOCKS, "source_blocks: past the pool")
         if (source_block <= 0) | (destination_block <= 0):
             return
         source_token = token
@@ -91,6 +103,8 @@ def block_copy_kernel(
         source_token = (stream % SOURCE_BLOCK_SIZE).to(tl.int32)
         entry = source_blocks_ptr + stream // SOURCE_BLOCK_SIZE
         source_blocks = tl.load(entry, mask=mask_r, other=0).to(tl.int64)
+        if NUM_SOURCE_BLOCKS is not None:
+            tl.device_assert(source_blocks < NUM_SOURCE_BLOCKS, "source_blocks: past the pool")
         mask_r &= source_blocks > 0
         source_rows = (source_blocks * stride_source_block)[:, None]
     mask = mask_r[:, None] & (offs_c < CONTENT)[None, :]
@@ -186,6 +200,7 @@ def _launch(
         # the more accesses a lane makes, the further its address arithmetic goes
         num_warps=warps_for(block_r * block_c * itemsize, lane_bytes=512 if in_place else 256),
         enable_fp_fusion=False,
+        **assertions(NUM_SOURCE_BLOCKS=source.shape[1], NUM_BLOCKS=destination.shape[1]),
     )
 
 

@@ -278,7 +278,7 @@ def kv_cache_update(
         BLOCK_V=next_power_of_2(value_size),
         INDEX=index_dtype(3, key_cache, value_cache),
         NEW_INDEX=index_dtype(1, *new),
-        **assertions(key_cache.shape[0]),
+        **assertions(NUM_BLOCKS=key_cache.shape[0]),
         num_warps=warps_for(block_h * block_d * key.element_size(), most=4),
         enable_fp_fusion=False,
     )

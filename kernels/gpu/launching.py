@@ -49,10 +49,10 @@ def dense(*vectors: Tensor | None) -> tuple[Any, ...]:
     return tuple(None if vector is None else vector.contiguous() for vector in vectors)
 
 
-def assertions(num_blocks: int) -> dict[str, Any]:
-    """Options of a launch: under full checks its ids are held to a pool of so many blocks."""
+def assertions(**num_blocks: int) -> dict[str, Any]:
+    """Options of a launch: under full checks its ids are held to pools of so many blocks."""
     is_full = checks_are_full()
-    return {"NUM_BLOCKS": num_blocks if is_full else None, "debug": is_full}
+    return {**(num_blocks if is_full else dict.fromkeys(num_blocks)), "debug": is_full}
 
 
 @lru_cache

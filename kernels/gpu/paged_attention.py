@@ -7,16 +7,13 @@ from jaxtyping import Float, Int32, Num
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from blockstride.kernels.checks import checks_are_full
 from blockstride.kernels.gpu.attention_kernel import attention_kernel
 from blockstride.kernels.gpu.attention_rows import reduce_kernel
-from blockstride.kernels.gpu.attention_schedule import (
-    AttentionSchedule,
-    WorkList,
-    attention_schedule,
-)
+from blockstride.kernels.gpu.attention_schedule import WorkList, attention_schedule
 from blockstride.kernels.gpu.attention_specialised import specialised_kernel
-from blockstride.kernels.gpu.attention_tile import fits_descriptor
-from blockstride.kernels.gpu.launching import dense, dense_rows, index_dtype, next_power_of_2
+from blockstride.kernels.gpu.attention_tile import fits_descriptor, padded_size
+from blockstride.kernels.gpu.launching import assertions, dense, dense_rows, index_dtype
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 REDUCE_ROWS = 16
@@ -38,7 +35,7 @@ def paged_attention(
     v_scale: Float[Tensor, ""] | None = None,
     out: Float[Tensor, "num_tokens num_heads value_size"] | None = None,
     return_lse: bool = False,
-    schedule: AttentionSchedule | None = None,
+    schedule: tuple[WorkList, ...] | None = None,
 ) -> (
     Float[Tensor, "num_tokens num_heads value_size"]
     | tuple[Float[Tensor, "num_tokens num_heads value_size"], Float[Tensor, "num_tokens num_heads"]]
@@ -64,11 +61,12 @@ def paged_attention(
         out: Where the result goes.
         return_lse: Whether to return the logarithms of the denominators too.
         schedule: What `attention_schedule` planned for these arguments; planned here if not given.
+            Its lengths are what is read.
     """
     num_tokens, num_heads, _ = query.shape
     value_size = value_cache.shape[-1]
     block_table = dense_rows(block_table)
-    seq_lens, query_start_loc, sinks = dense(seq_lens, query_start_loc, sinks)
+    (sinks,) = dense(sinks)
     if out is None:
         out = query.new_empty((num_tokens, num_heads, value_size))
     lse = query.new_empty((num_tokens, num_heads), dtype=torch.float32) if return_lse else None
@@ -79,8 +77,8 @@ def paged_attention(
             )
         for work_list in schedule:
             _launch(
-                work_list, query, key_cache, value_cache, block_table, seq_lens, query_start_loc,
-                scale, window, soft_cap, sinks, k_scale, v_scale, out, lse,
+                work_list, query, key_cache, value_cache, block_table, scale, window, soft_cap,
+                sinks, k_scale, v_scale, out, lse,
             )  # fmt: skip
     return (out, lse) if lse is not None else out
 
@@ -91,8 +89,6 @@ def _launch(
     key_cache: Tensor,
     value_cache: Tensor,
     block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
     scale: float,
     window: int | None,
     soft_cap: float | None,
@@ -102,24 +98,23 @@ def _launch(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    items, tile, partial_acc, partial_stats = work_list
+    items, tile, seq_lens, query_start_loc, partial_acc, partial_stats = work_list
     _, num_kv_heads, block_size, head_size = key_cache.shape
     group, value_size = query.shape[1] // num_kv_heads, value_cache.shape[-1]
     tiles_h, block_v = partial_acc.shape[1], partial_acc.shape[3]
-    block_d = block_v if tile.is_latent else next_power_of_2(head_size)
+    block_d = block_v if tile.is_latent else padded_size(head_size)
     query_strides, out_strides = query.stride(), out.stride()
     key_strides, value_strides = key_cache.stride(), value_cache.stride()
     keys, values = key_cache, value_cache
     if tile.by_descriptor:
         keys, values = _descriptor(keys, tile.tokens), _descriptor(values, tile.tokens)
-    plain = soft_cap is None and sinks is None and lse is None
+    plain = soft_cap is None and sinks is None and lse is None and scale > 0
+    plain = plain and not checks_are_full()
     specialised = tile.specialised_tokens > 0 and plain and fits_descriptor(out[None], 1)
+    row_index = index_dtype(1, query, out)
     if specialised:
-        _launch_specialised(
-            work_list, query, key_cache, value_cache, block_table, seq_lens, query_start_loc,
-            scale, out,
-        )  # fmt: skip
-    attention_kernel[(tiles_h, items.shape[0])](
+        _launch_specialised(work_list, query, key_cache, value_cache, block_table, scale, out)
+    attention_kernel[(tiles_h * items.shape[0],)](
         query,
         keys,
         values,
@@ -147,6 +142,7 @@ def _launch(
         out_strides[2],
         GROUP=group,
         HEADS_PER_TILE=tile.heads,
+        TILES_H=tiles_h,
         HEAD_SIZE=head_size,
         VALUE_SIZE=value_size,
         KV_BLOCK_SIZE=block_size,
@@ -154,6 +150,8 @@ def _launch(
         DOT_DTYPE=_dot_dtype(query, key_cache, value_cache),
         PRECISION=tile.precision,
         INDEX=index_dtype(2, key_cache, value_cache),
+        ROW_INDEX=row_index,
+        ANY_SIGN=k_scale is not None or not scale > 0,
         BY_DESCRIPTOR=tile.by_descriptor,
         IS_LATENT=tile.is_latent,
         SAME_STRIDES=key_strides == value_strides,
@@ -161,15 +159,16 @@ def _launch(
         BLOCK_M=tile.rows,
         BLOCK_N=tile.tokens,
         BLOCK_D=block_d,
-        BLOCK_TAIL=next_power_of_2(head_size - block_d) if head_size > block_d else 0,
+        BLOCK_TAIL=padded_size(head_size - block_d) if head_size > block_d else 0,
         BLOCK_V=block_v,
         NUM_STAGES=tile.num_stages,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,
+        **assertions(NUM_BLOCKS=key_cache.shape[0]),
     )
     reduce_rows = min(REDUCE_ROWS, tile.rows)
-    reduce_kernel[(tiles_h, items.shape[0], tile.rows // reduce_rows)](
+    reduce_kernel[(tiles_h * items.shape[0], tile.rows // reduce_rows)](
         items,
         query_start_loc,
         out,
@@ -181,10 +180,12 @@ def _launch(
         *out_strides,
         GROUP=group,
         HEADS_PER_TILE=tile.heads,
+        TILES_H=tiles_h,
         VALUE_SIZE=value_size,
         BLOCK_M=tile.rows,
         BLOCK_V=block_v,
         BLOCK_R=reduce_rows,
+        ROW_INDEX=row_index,
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -196,21 +197,19 @@ def _launch_specialised(
     key_cache: Tensor,
     value_cache: Tensor,
     block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
     scale: float,
     out: Tensor,
 ) -> None:
     tokens, num_heads = work_list.tile.specialised_tokens, query.shape[1]
     # descriptors that a kernel makes live in memory that Triton asks for
     triton.set_allocator(_scratch)
-    specialised_kernel[(num_heads, work_list.items.shape[0])](
+    specialised_kernel[(num_heads * work_list.items.shape[0],)](
         query,
         _descriptor(key_cache, tokens),
         _descriptor(value_cache, tokens),
         block_table,
-        seq_lens,
-        query_start_loc,
+        work_list.seq_lens,
+        work_list.query_start_loc,
         work_list.items,
         out,
         scale,
@@ -218,6 +217,7 @@ def _launch_specialised(
         block_table.stride(0),
         *out.stride()[:2],
         GROUP=num_heads // key_cache.shape[1],
+        NUM_HEADS=num_heads,
         HEAD_SIZE=query.shape[2],
         KV_BLOCK_SIZE=key_cache.shape[2],
         BLOCK_M=work_list.tile.rows,

@@ -15,7 +15,13 @@ import triton.language as tl
 from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
-from blockstride.kernels.gpu.launching import dense, index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import (
+    assertions,
+    dense,
+    index_dtype,
+    next_power_of_2,
+    warps_for,
+)
 from blockstride.kernels.state_field import StateField
 
 TILE_BYTES = 16 * 1024
@@ -42,6 +48,8 @@ def state_move_kernel(
     ALIGNMENT: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
+    NUM_SOURCE_ROWS: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
 ):
     """One tile of one state. Without indices a row is its own number, and none is missing."""
     row = tl.program_id(0)
@@ -49,10 +57,14 @@ def state_move_kernel(
     destination_row = source_row
     if destination_indices_ptr is not None:
         destination_row = tl.load(destination_indices_ptr + row).to(tl.int64)
+        if NUM_ROWS is not None:
+            tl.device_assert(destination_row < NUM_ROWS, "an index to write, past the pool")
         if destination_row <= 0:
             return
     if source_indices_ptr is not None:
         source_row = tl.load(source_indices_ptr + row).to(tl.int64)
+        if NUM_SOURCE_ROWS is not None:
+            tl.device_assert(source_row < NUM_SOURCE_ROWS, "an index to read, past the pool")
         if destination_indices_ptr is not None and source_row <= 0:
             return
 
@@ -171,6 +183,7 @@ def _move(
         BLOCK_I=block_i,
         num_warps=warps_for(block_o * block_i * size, lane_bytes=512 if is_run else 128),
         enable_fp_fusion=False,
+        **assertions(NUM_SOURCE_ROWS=source.shape[0], NUM_ROWS=destination.shape[0]),
     )
 
 

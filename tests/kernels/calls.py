@@ -59,7 +59,7 @@ def starts_of(lengths: Sequence[int]) -> Tensor:
     return ids(0, *accumulate(lengths))
 
 
-def attention(lengths: Sequence[int], context: int = 3) -> Arguments:
+def attention(lengths: Sequence[int], context: int = 3, head_size: int = 16) -> Arguments:
     """Sequences of new tokens and a little context, with a missing block."""
     num_seqs, longest = len(lengths), max(lengths, default=0) + context
     entries = -(-longest // BLOCK_SIZE)
@@ -67,9 +67,9 @@ def attention(lengths: Sequence[int], context: int = 3) -> Arguments:
     table[:1, :1] = 0
     pool = (num_seqs * entries + 1, 3, BLOCK_SIZE)
     return {
-        "query": torch.randn(sum(lengths), 6, 16),
-        "key_cache": torch.randn(*pool, 16),
-        "value_cache": torch.randn(*pool, 16),
+        "query": torch.randn(sum(lengths), 6, head_size),
+        "key_cache": torch.randn(*pool, head_size),
+        "value_cache": torch.randn(*pool, head_size),
         "block_table": table,
         "seq_lens": ids(*(length + context for length in lengths)),
         "query_start_loc": starts_of(lengths),

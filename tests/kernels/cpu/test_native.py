@@ -214,9 +214,9 @@ def test_block_ids_past_the_pool_are_refused():
     new = torch.zeros(1, 1, 8)
     with pytest.raises(ValueError, match=r"^slot_mapping: expected slots below 12, got"):
         kernels.kv_cache_update(new, new, cache, cache.clone(), torch.tensor([12]))
-    with pytest.raises(ValueError, match=r"^source_blocks, destination_blocks: expected ids below"):
+    with pytest.raises(ValueError, match=r"^source_blocks: expected ids below 3, got 3"):
         kernels.block_copy(cache[None], cache.clone()[None], ids(3), ids(1))
-    with pytest.raises(ValueError, match=r"^source_blocks, destination_blocks: expected ids below"):
+    with pytest.raises(ValueError, match=r"^destination_blocks: expected ids below 3, got 9"):
         kernels.block_copy(cache[None], cache.clone()[None], ids(1), ids(9))
     for new in (1, 30):
         attend = attention_inputs()
@@ -225,7 +225,7 @@ def test_block_ids_past_the_pool_are_refused():
         with pytest.raises(ValueError, match=r"^block_table: expected ids below 70, got 70"):
             kernels.paged_attention(**attend)
         attend |= {"block_table": ids(1, 2)[None]}
-        with pytest.raises(ValueError, match=r"^seq_lens: expected .* 32 tokens .* got 40"):
+        with pytest.raises(ValueError, match=r"^seq_lens: expected .* 32 tokens .* got .*40"):
             kernels.paged_attention(**attend)
     with pytest.raises(ValueError, match=r"^expert_ids: expected experts from 0 to 1, got 0 to 2"):
         kernels.expert_mlp(

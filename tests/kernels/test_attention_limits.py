@@ -1,0 +1,3 @@
+"""The laws of attention at its limits, on CPUs."""
+
+from tests.kernels.attention_laws import *  # noqa: F403
