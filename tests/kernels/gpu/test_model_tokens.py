@@ -22,9 +22,10 @@ KERNELS = {
 def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> list[list[int]]:
     """Continuations of prompts, all run together by an engine that is not warmed up."""
     engine = Engine(load_model(SHIPPED, config, device=device, dtype="float32"), config)
-    encode = Checkpoint(SHIPPED).tokenizer().encode
+    tokenizer = Checkpoint(SHIPPED).tokenizer()
+    assert tokenizer is not None
     asked = SamplingParams(ignore_eos=True, **params)
-    requests = [engine.add_request(encode(prompt).ids, asked) for prompt in prompts]
+    requests = [engine.add_request(tokenizer.encode(prompt).ids, asked) for prompt in prompts]
     while engine.has_work:
         engine.step()
     engine.blocks.check()
