@@ -121,7 +121,8 @@ class _Run:
             smoothed = loss if math.isnan(smoothed) else loss + SMOOTHING * (smoothed - loss)
             duration = time.perf_counter() - began
             self.done, self.seconds = self.done + 1, self.seconds + duration
-            if self.done % options.save_every == 0:
+            # the last one, too: what follows writes files, for which there may be no room
+            if self.done % options.save_every == 0 or self.done == options.steps:
                 self._save_state()
             held_out = None
             if self.done % options.evaluate_every == 0:

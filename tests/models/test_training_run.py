@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from blockstride.models.commands.train import add_arguments, run
-from blockstride.models.training import HybridConfig, TrainingOptions, bits_per_byte, train
+from blockstride.models.training import HybridConfig, TrainingOptions, bits_per_byte, train, trainer
 from blockstride.models.training.module import Hybrid, initialise
 from blockstride.models.training.text import as_tokens, split_text, windows, with_bos
 
@@ -123,6 +123,20 @@ def test_a_folder_with_files_that_a_run_has_not_made_is_left_alone(text, tmp_pat
     train(text, tmp_path / "notes", config=CONFIG, options=OPTIONS)
     with pytest.raises(ValueError, match="out: expected a folder, or none yet, got the file"):
         train(text, text, config=CONFIG, options=OPTIONS)
+
+
+def test_a_run_whose_files_could_not_be_written_goes_on(text, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    steps = []
+    with monkeypatch.context() as context:
+        context.setattr(trainer, "save_checkpoint", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(text, tmp_path / "out", config=CONFIG, options=OPTIONS)
+    train(text, tmp_path / "out", config=CONFIG, options=OPTIONS, report=steps.append)
+    assert steps == []
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_missing_text_is_refused(tmp_path):
