@@ -42,10 +42,11 @@ bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-ov
 	$(BIN)/python bench/models_vs_peers.py
 	$(BIN)/python bench/hand_overs_vs_peers.py
 
-prove: $(READY)  ## look for counterexamples at length: new random ones, and all of transfer's cases
+prove: $(READY)  ## look for counterexamples at length: new random ones, walks, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove
 	$(BIN)/python -m tests.transfer.prove
 	$(BIN)/python -m tests.transfer.killed_writers
+	$(BIN)/python -m tests.models.distributed.walk
 	$(BIN)/python -m tests.transfer.connector.prove
 	$(BIN)/python -m tests.transfer.connector.endurance
 	$(BIN)/python -m tests.transfer.connector.load

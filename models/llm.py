@@ -10,6 +10,7 @@ import torch
 from blockstride.kernels.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
+from blockstride.models.distributed.deployment import ANSWER_SECONDS
 from blockstride.models.engine import Engine, EngineConfig
 from blockstride.models.generation_defaults import default_params
 from blockstride.models.loading import default_device, load_model
@@ -71,7 +72,7 @@ class DistributedLLM(TextGenerator[Deployment]):
         device: `"cpu"`, `"cuda"`, whose GPUs are dealt to ranks in turn, or one, as `"cuda:1"`; all
             GPUs when there are some and this is None.
         transfer: How sequences are handed over; None for the defaults.
-        answer_seconds: How long an engine that has something to do may say nothing, before it is
+        answer_seconds: After how long without a heartbeat an engine is
             given up and others do its work.
 
     Raises:
@@ -89,7 +90,7 @@ class DistributedLLM(TextGenerator[Deployment]):
         dtype: str = "auto",
         device: str | None = None,
         transfer: ConnectorSettings | None = None,
-        answer_seconds: float = 300.0,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         checkpoint = Checkpoint(path)
         tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from typing import Any
 
 from blockstride.models.distributed.inbox import Inbox
 from blockstride.models.distributed.messages import Close, Setup
-from blockstride.models.engine import Request
+from blockstride.models.distributed.outbox import Outbox
 
 WORKER = "blockstride.models.distributed.worker"
 CLOSE_SECONDS = 10.0
@@ -36,18 +34,17 @@ class EngineProcesses:
         devices: Where each rank runs.
 
     Attributes:
-        requests: Those that the engine is working on, by the front end's number.
+        jobs: Those that the engine is working on, by number.
         is_alive: Whether it may be asked for anything.
-        last_heard: When it said something, or was asked first for something.
     """
 
     setup: Setup
     devices: Sequence[str]
-    requests: dict[int, Request] = field(default_factory=dict)
+    jobs: set[int] = field(default_factory=set)
     is_alive: bool = True
-    last_heard: float = 0.0
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _pipe: Connection | None = None
+    _outbox: Outbox | None = None
 
     @property
     def engine_id(self) -> str:
@@ -62,7 +59,6 @@ class EngineProcesses:
     def start(self, inbox: Inbox) -> None:
         """Starts all ranks; what rank 0 says goes to an inbox."""
         self._pipe, leader = Pipe()
-        _limit_sends(self._pipe, self.setup.answer_seconds)
         self._pipe.send(self.setup)
         ours, theirs = [], []
         for rank in range(1, len(self.devices)):
@@ -88,7 +84,7 @@ class EngineProcesses:
         # so that each process sees the other end of its pipes close
         for end in (end for ends in pipes for end in ends):
             end.close()
-        self.last_heard = monotonic()
+        self._outbox = Outbox(self._pipe)
         inbox.listen(self, self._pipe)
 
     def _environment(self) -> dict[str, str]:
@@ -104,14 +100,10 @@ class EngineProcesses:
         return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def tell(self, message: Any) -> None:
-        """Says something to rank 0, if it listens; whether it does is noticed elsewhere."""
-        assert self._pipe is not None, "it was started"
+        """Says something to rank 0, without waiting until it listens."""
         if self.is_alive:
-            try:
-                self._pipe.send(message)
-            except OSError:
-                # perhaps half of it was sent
-                self.is_alive = False
+            assert self._outbox is not None, "it was started"
+            self._outbox.put(message)
 
     def exit_codes(self) -> str:
         """How processes ended that have, for a message."""
@@ -131,8 +123,10 @@ class EngineProcesses:
             # a signal may have come, and ended up here, within a wait that holds the same lock
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_SECONDS)
-        if self._pipe is not None:
-            self._pipe.close()
+        if self._outbox is not None:
+            self._outbox.close()
+        # the threads that use it end with the processes
+        self._pipe = None
 
     def close(self) -> None:
         """Asks it to end, and ends it if it doesn't."""
@@ -143,10 +137,3 @@ class EngineProcesses:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - monotonic()))
         self.kill()
-
-
-def _limit_sends(pipe: Connection, seconds: float) -> None:
-    """Has a send fail when nobody makes room for it in time, instead of waiting for ever."""
-    with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -9,9 +9,15 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
+from blockstride.models.distributed.heartbeat import Beat
+
 
 class Ended:
     """Said for a process that has ended, or closed its end of the pipe."""
+
+
+class Silent:
+    """Said for a process that has missed too many beats."""
 
 
 class Wake:
@@ -26,9 +32,15 @@ class Letter(NamedTuple):
 
 
 class Inbox:
-    """Listens to pipes, each on a thread of its own, so that no sender ever waits for long."""
+    """Listens to pipes, each on a thread of its own, so that no sender ever waits for long.
+
+    Attributes:
+        on_beat: Called with who has sent a beat, and the beat, on the listening thread: beats are
+            no letters, and heard at once whatever lies in the queue.
+    """
 
     def __init__(self) -> None:
+        self.on_beat: Callable[[Any, Beat], object] = lambda sender, beat: None
         self._letters: SimpleQueue[Letter] = SimpleQueue()
 
     def put(self, sender: Any, message: Any) -> None:
@@ -51,7 +63,11 @@ class Inbox:
     def _listen(self, sender: Any, pipe: Connection, on_end: Callable[[], object] | None) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self.put(sender, pipe.recv())
+                message = pipe.recv()
+                if isinstance(message, Beat):
+                    self.on_beat(sender, message)
+                else:
+                    self.put(sender, message)
         if on_end is not None:
             on_end()
         self.put(sender, Ended())

@@ -61,7 +61,7 @@ def plan_engines(
         device: Where they run; ranks are dealt to all GPUs in turn.
         folder: Where ranks find each other.
         transfer: How sequences are handed over; None: they are not.
-        answer_seconds: How long ranks wait for each other while they compute.
+        answer_seconds: After how long without a heartbeat a process is given up.
         model_fingerprint: What their caches are told apart by, where sequences are handed over.
 
     Raises:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
 from typing import Any
 
-from blockstride.models.distributed.hand_over import HandOvers
-from blockstride.models.distributed.inbox import Ended, Inbox
+from blockstride.models.distributed.heartbeat import Beat, Pulse, Watch
+from blockstride.models.distributed.inbox import Ended, Inbox, Letter
+from blockstride.models.distributed.jobs import Jobs
+from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
-    Abort,
     Ask,
     Close,
     Failed,
-    Held,
-    NewToken,
+    Gone,
     Peers,
-    Progress,
     Report,
     Setup,
+    Stop,
     Submit,
 )
+from blockstride.models.distributed.outbox import Speaker
 from blockstride.models.distributed.rank_messages import (
     Arrived,
     Changed,
@@ -29,10 +29,8 @@ from blockstride.models.distributed.rank_messages import (
 )
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
-from blockstride.models.engine import Engine, Request
+from blockstride.models.engine import Engine
 from blockstride.models.hybrid_model import HybridModel
-
-MAX_EMPTY_STEPS = 2
 
 
 class Leader:
@@ -47,7 +45,7 @@ class Leader:
     """
 
     def __init__(
-        self, setup: Setup, model: HybridModel, ranks: Ranks, inbox: Inbox, front_end: Connection
+        self, setup: Setup, model: HybridModel, ranks: Ranks, inbox: Inbox, front_end: Speaker
     ) -> None:
         self._setup, self._ranks = setup, ranks
         self._inbox, self._front_end = inbox, front_end
@@ -56,52 +54,52 @@ class Leader:
             ranks.transfers = RankTransfers(
                 setup, setup.transfer, model, self.engine.pools, lambda: inbox.put(0, Changed())
             )
-        self._hand_overs = HandOvers(self.engine, ranks, self._on_held)
-        self._requests: dict[int, Request] = {}
-        self._numbers: dict[int, int] = {}
-        self._handing_over: set[int] = set()
-        self._empty_steps = 0
+        self._jobs = Jobs(self.engine, ranks, front_end.send)
+        self._pulse = Pulse(setup.answer_seconds, self._beat)
+        self._watch = Watch(setup.answer_seconds, self._on_silent)
+        self._others_get_on = False
+        self._is_stuck = False
         self._is_closing = False
 
     def run(self) -> None:
         """Serves for as long as it is wanted."""
+        self._inbox.on_beat = self._on_beat
+        self._watch.start(list(range(1, len(self._ranks))))
+        self._pulse.start()
         while not self._is_closing:
-            letter = self._inbox.take(self._patience())
-            if letter is None and not self._can_step:
-                self._front_end.send(Progress([], {}))
+            letter = self._next_letter()
             while letter is not None and not self._is_closing:
-                self._empty_steps = 0
+                self._is_stuck = False
                 self._on(letter.sender, letter.message)
                 letter = self._inbox.take(0)
             if self.engine.has_work:
                 self._step()
+            self._pulse.ended_a_piece()
         self._ranks.close()
 
-    def _patience(self) -> float | None:
-        """How long to wait for a letter; one with requests says now and then that it is alive."""
-        if self._can_step:
-            return 0
-        return self._setup.answer_seconds / 4 if self._requests else None
-
-    @property
-    def _can_step(self) -> bool:
-        # a request that has ended leaves room for one that waits; if a second step is empty, blocks
-        # are elsewhere, and a letter comes when they are back
-        return self.engine.has_work and self._empty_steps < MAX_EMPTY_STEPS
+    def _next_letter(self) -> Letter | None:
+        """Waits for one when there is nothing to compute before it comes."""
+        if self.engine.has_work and not self._is_stuck:
+            return self._inbox.take(0)
+        with self._pulse.resting():
+            return self._inbox.take(None)
 
     def _on(self, sender: Any, message: Any) -> None:
         match message:
             case Submit():
-                self._submit(message)
-            case Abort():
-                self._abort(message.request_id)
+                self._jobs.submit(message)
+            case Stop():
+                self._jobs.on(message.job, Event.STOP)
             case Peers():
+                self._ranks.tell(message)
+            case Gone():
+                self._jobs.on_source_gone(message.engine_id)
                 self._ranks.tell(message)
             case Changed():
                 for event in self._ranks.own_events():
-                    self._hand_overs.on(event)
+                    self._jobs.on_rank(event)
             case Offered() | LeaseOver() | Arrived() | Settled():
-                self._hand_overs.on(message)
+                self._jobs.on_rank(message)
             case Ask():
                 self._front_end.send(self._report())
             case Close():
@@ -111,57 +109,13 @@ class Leader:
             case Ended():
                 raise RuntimeError(f"rank {sender}: its process has ended")
 
-    def _submit(self, message: Submit) -> None:
-        number = message.request_id
-        request = self.engine.new_request(
-            message.prompt_ids, message.params, message.output_ids, message.max_len
-        )
-        self._requests[number], self._numbers[request.request_id] = request, number
-        if message.hands_over:
-            self._handing_over.add(number)
-            request.hands_over = True
-        if message.source:
-            self._hand_overs.load(str(number), request, message.source)
-        else:
-            self.engine.scheduler.add(request)
-
-    def _abort(self, number: int) -> None:
-        """A request may just have ended: the front end didn't know it yet."""
-        self._handing_over.discard(number)
-        request = self._requests.pop(number, None)
-        is_here = self._hand_overs.drop(str(number))
-        if request is not None:
-            del self._numbers[request.request_id]
-            if not is_here:
-                self.engine.abort(request)
-
     def _step(self) -> None:
         steps = self.engine.stats.steps
         events = self.engine.step()
-        if self.engine.stats.steps == steps:
-            self._empty_steps += 1
-            return
-        self._empty_steps = 0
-        tokens = []
-        for event in events:
-            request = event.request
-            number = self._numbers[request.request_id]
-            tokens.append(NewToken(number, event.token_id, request.finish_reason))
-            if request.finish_reason is not None:
-                self._forget(number)
-            elif number in self._handing_over:
-                self._forget(number)
-                self._hand_overs.hold(str(number), request)
-        running = self.engine.scheduler.running
-        cached = {self._numbers[r.request_id]: r.num_cached for r in running if r.num_uncached > 1}
-        self._front_end.send(Progress(tokens, cached))
-
-    def _forget(self, number: int) -> None:
-        del self._numbers[self._requests.pop(number).request_id]
-        self._handing_over.discard(number)
-
-    def _on_held(self, name: str) -> None:
-        self._front_end.send(Held(int(name)))
+        # in the way of an empty step are blocks that others have, and a letter comes with them
+        self._is_stuck = self.engine.stats.steps == steps
+        if not self._is_stuck:
+            self._front_end.send(self._jobs.on_step(events))
 
     def _report(self) -> Report:
         transfers = self._ranks.transfers
@@ -169,5 +123,20 @@ class Leader:
             self._setup.engine_id,
             self.engine.report(),
             None if transfers is None else transfers.connector.counters(),
-            self._hand_overs.failed_loads,
+            self._jobs.failed_loads,
         )
+
+    def _on_beat(self, rank: int, beat: Beat) -> None:
+        """A follower lives; called on the thread that listens to it."""
+        self._watch.heard(rank)
+        self._others_get_on |= beat.gets_on
+
+    def _beat(self, beat: Beat) -> None:
+        """Ranks wait for each other, so all get on as long as one does."""
+        gets_on, self._others_get_on = beat.gets_on or self._others_get_on, False
+        self._front_end.send(Beat(gets_on))
+
+    def _on_silent(self, rank: int) -> None:
+        """This thread says it, as the one that works may wait for that rank for ever."""
+        reason = f"rank {rank} has not answered for {self._setup.answer_seconds:g} s"
+        self._front_end.send(Failed(RuntimeError, reason))

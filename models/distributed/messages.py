@@ -33,7 +33,7 @@ class Setup:
         device: Where this rank runs.
         store: File in which ranks find each other.
         transfer: How it hands sequences over; None: it doesn't.
-        answer_seconds: How long ranks wait for each other while they compute.
+        answer_seconds: After how long without a heartbeat a process is given up.
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
         log_level: What it says on standard error.
     """
@@ -56,32 +56,41 @@ class Setup:
 
 @dataclass(frozen=True)
 class Submit:
-    """A request.
+    """A job: to go on with a request.
 
     Attributes:
-        request_id: The front end's number of it.
+        job: Its number, never used before.
         prompt_ids: Tokens of the prompt.
         output_ids: Tokens that were generated elsewhere.
         params: How to continue it.
         max_len: Most tokens of it.
         hands_over: Whether to hold it for another engine once the prompt is computed.
         source: The engine that holds it for this one; "" when it is to be computed here.
+        source_job: Its job there.
     """
 
-    request_id: int
+    job: int
     prompt_ids: list[int]
     output_ids: list[int]
     params: SamplingParams
     max_len: int
     hands_over: bool = False
     source: str = ""
+    source_job: int = -1
 
 
 @dataclass(frozen=True)
-class Abort:
-    """A request isn't wanted any more, wherever it is."""
+class Stop:
+    """A job isn't wanted any more, whatever its state."""
 
-    request_id: int
+    job: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """An engine is no more: nobody reads from it; also to all ranks."""
+
+    engine_id: str
 
 
 @dataclass(frozen=True)
@@ -120,11 +129,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token of a request; with a reason, its last. None: it ends without another."""
+    """A token of a job; with a reason, its last. None: it ends without another."""
 
-    request_id: int
+    job: int
     token_id: int | None
     finish_reason: FinishReason | None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class Progress:
 
     Attributes:
         tokens: New tokens.
-        cached: Request -> tokens computed so far, for those in the middle of their prompt.
+        cached: Job -> tokens computed so far, for those in the middle of their prompt.
     """
 
     tokens: list[NewToken]
@@ -142,9 +152,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Held:
-    """A request whose prompt is computed is held on all ranks for whoever continues it."""
+    """The blocks of a job are held on all ranks for whoever goes on."""
 
-    request_id: int
+    job: int
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,13 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Load:
-    """Read blocks from the engine that holds them."""
+    """Read blocks from the engine that holds them, under a name of its own."""
 
     name: str
     num_tokens: int
     blocks: GroupBlocks
     source: str
+    held_as: str
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from blockstride.layouts import KVCacheLayout, KVCachePool
-from blockstride.models.distributed.messages import Peers, Setup
+from blockstride.models.distributed.messages import Gone, Peers, Setup
 from blockstride.models.distributed.rank_messages import (
     Arrived,
     GiveUp,
@@ -21,11 +22,14 @@ from blockstride.models.hybrid_model import HybridModel
 from blockstride.transfer import BlockIds, EngineTransferInfo
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
 
-Command = Peers | Offer | Withdraw | Load | GiveUp
+Command = Peers | Gone | Offer | Withdraw | Load | GiveUp
 Event = Offered | LeaseOver | Arrived | Settled
 
 LOAD_SECONDS = 30.0
 """Time for reading a sequence; afterwards it is computed again."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class RankTransfers:
@@ -53,18 +57,34 @@ class RankTransfers:
             {i: pool.storage for i, pool in enumerate(pools)}
         )
         self._on_change = on_change
-        # the front end must not take a rank that waits for another engine for dead
-        self._load_seconds = min(LOAD_SECONDS, setup.answer_seconds / 2)
+        # nobody who waits hears less of this than of an engine that is silent
+        self._load_seconds = min(LOAD_SECONDS, setup.answer_seconds)
         self._loads: dict[str, ReadHandle] = {}
         self._arrived: set[str] = set()
         self._events: list[Event] = []
 
     def do(self, command: Command) -> None:
-        """Carries a command out, or begins to."""
+        """Carries a command out, or begins to; what goes wrong is an event of that sequence."""
+        try:
+            self._do(command)
+        except Exception as error:
+            logger.exception("%s", command)
+            match command:
+                case Load():
+                    self._events += [Arrived(command.name, repr(error)), Settled(command.name)]
+                case Offer():
+                    self._events += [Offered(command.name), LeaseOver(command.name)]
+                case _:
+                    raise
+            self._on_change()
+
+    def _do(self, command: Command) -> None:
         match command:
             case Peers():
                 self.connector.add_peer(command.engine_id, command.addresses)
                 self.connector.connect(command.engine_id)
+            case Gone():
+                self.connector.add_peer(command.engine_id, ())
             case Offer():
                 blocks = _block_ids(command.blocks)
                 self.connector.offer(command.name, command.num_tokens, blocks)
@@ -74,7 +94,7 @@ class RankTransfers:
                 self.connector.withdraw(command.name)
             case Load():
                 request = ReadRequest(
-                    command.name,
+                    command.held_as,
                     command.num_tokens,
                     _block_ids(command.blocks),
                     (command.source,),

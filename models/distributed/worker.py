@@ -24,9 +24,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from blockstride.layouts.poison import poison_blocks
+from blockstride.models.distributed.heartbeat import STEP_SECONDS, Pulse
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.leader import Leader
 from blockstride.models.distributed.messages import START_SECONDS, Close, Failed, Ready, Setup
+from blockstride.models.distributed.outbox import Speaker
 from blockstride.models.distributed.rank_messages import Changed, Forward, Join, Listening, Poison
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
@@ -46,15 +48,16 @@ def main(argv: Sequence[str]) -> int:
     setup = parent.recv()
     logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
     logging.getLogger("blockstride").setLevel(setup.log_level)
+    speaker = Speaker(parent)
     try:
         if setup.rank == 0:
-            lead(setup, parent, followers)
+            lead(setup, speaker, followers)
         else:
-            follow(setup, parent)
+            follow(setup, speaker)
     except Exception as error:
         # nobody is left to tell, where whoever is told has ended
         with suppress(OSError):
-            parent.send(Failed.of(error))
+            speaker.send(Failed.of(error))
         return 1
     return 0
 
@@ -66,10 +69,10 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def lead(setup: Setup, front_end: Connection, followers: Sequence[Connection]) -> None:
+def lead(setup: Setup, front_end: Speaker, followers: Sequence[Connection]) -> None:
     """Runs rank 0."""
     inbox = Inbox()
-    inbox.listen(PARENT, front_end, lambda: os._exit(1))
+    inbox.listen(PARENT, front_end.pipe, lambda: os._exit(1))
     for i, follower in enumerate(followers):
         inbox.listen(i + 1, follower)
     model, ranks = _load(setup), Ranks(followers)
@@ -97,10 +100,10 @@ def lead(setup: Setup, front_end: Connection, followers: Sequence[Connection]) -
     leader.run()
 
 
-def follow(setup: Setup, leader: Connection) -> None:
+def follow(setup: Setup, leader: Speaker) -> None:
     """Runs any other rank."""
     inbox = Inbox()
-    inbox.listen(PARENT, leader, lambda: os._exit(1))
+    inbox.listen(PARENT, leader.pipe, lambda: os._exit(1))
     model = _load(setup)
     pools = make_pools(model, setup.config)
     model.bind(pools)
@@ -110,7 +113,12 @@ def follow(setup: Setup, leader: Connection) -> None:
             setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Changed())
         )
     leader.send(Listening(transfers.address if transfers else ""))
-    while letter := inbox.take(None):
+    pulse = Pulse(setup.answer_seconds, leader.send)
+    pulse.start()
+    while True:
+        with pulse.resting():
+            letter = inbox.take(None)
+        assert letter is not None, "it waits as long as it takes"
         match letter.message:
             case Join():
                 _join(setup)
@@ -154,7 +162,8 @@ def _join(setup: Setup) -> None:
             store=FileStore(setup.store, setup.config.tp_size),
             rank=setup.rank,
             world_size=setup.config.tp_size,
-            timeout=timedelta(seconds=setup.answer_seconds),
+            # a rank that is stopped misses its beats; one that compiles makes others wait
+            timeout=timedelta(seconds=STEP_SECONDS),
         )
 
 

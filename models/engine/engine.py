@@ -193,10 +193,8 @@ class Engine:
 
     def _accept(self, request: Request, token: int) -> TokenEvent:
         if token < 0:
-            logger.warning(
-                "request %d: expected finite scores of tokens, got NaN or infinity; it ends here",
-                request.request_id,
-            )
+            request.error = request.error or "expected finite scores, got NaN or infinity"
+            logger.warning("request %d ends here: %s", request.request_id, request.error)
             self.abort(request, "error")
             return TokenEvent(request, None)
         request.output_ids.append(token)
@@ -228,9 +226,17 @@ class Engine:
 
 
 def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    return sample(
-        logits,
-        [request.params for request in requests],
-        [request.seed for request in requests],
-        [len(request.output_ids) for request in requests],
-    )
+    """A token for each row and request; below 0 where none could be chosen."""
+    try:
+        return sample(
+            logits,
+            [request.params for request in requests],
+            [request.seed for request in requests],
+            [len(request.output_ids) for request in requests],
+        )
+    except Exception as error:
+        if len(requests) == 1:
+            requests[0].error = f"{type(error).__name__}: {error}"
+            return [-1]
+        # whose trouble it is shows when each is alone
+        return [_sample(row, [r])[0] for row, r in zip(logits.split(1), requests, strict=True)]

@@ -10,7 +10,7 @@ from blockstride.models.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more. `error`:
-scores of the next token that are no numbers, or tokens that its tokenizer makes no text of."""
+something that `Request.error` names, or tokens that its tokenizer makes no text of."""
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Request:
         seed: That of `params`, or one of its own.
         num_preemptions: How often it has lost its blocks.
         finish_reason: Why it ended; None while it runs.
+        error: What went wrong, in words, when it ended with an error.
     """
 
     request_id: int
@@ -40,6 +41,7 @@ class Request:
     num_cached: int = 0
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
+    error: str = ""
 
     def __post_init__(self) -> None:
         seed = self.params.seed

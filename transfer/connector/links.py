@@ -140,6 +140,9 @@ class Links:
                     return found
                 if found is not None:
                     self._drop(key)
+                if rank not in self.ranks(engine_id):
+                    # it is gone since
+                    raise PeerRefusedError("no address is known of it")
                 try:
                     self._connections[key] = await self._open(engine_id, rank)
                 except PeerLostError as error:

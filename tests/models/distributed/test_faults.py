@@ -1,9 +1,13 @@
 """Engines that die, stop or come too late: requests go on elsewhere, and nothing hangs."""
 
+import random
+from time import monotonic
+
 import pytest
 
 from blockstride.models import LLM, SamplingParams
 from blockstride.models.distributed import EngineDiedError
+from blockstride.models.distributed.messages import Stop
 from tests.models.distributed.deployments import (
     all_blocks_are_free,
     engine,
@@ -15,9 +19,11 @@ from tests.models.distributed.deployments import (
     tokens_of_transformers,
     until,
 )
+from tests.models.distributed.walk import ANSWER_SECONDS, answers, walk
 
 # the first step of a process loads compiled kernels, which takes a busy machine seconds
 QUICK = 8.0
+PATIENT = 120.0
 PROMPTS = ["In the beginning", "x" * 47]
 LONG = "the quick brown fox " * 40
 
@@ -72,8 +78,8 @@ def test_an_engine_that_takes_no_messages_holds_nobody_up(deploy, reference):
     # more than a pipe holds
     for _ in range(20):
         failing.tell(list(range(100_000)))
-    assert not failing.is_alive
     assert tokens_of(llm, PROMPTS[:1], greedy(5)) == [wanted]
+    assert not failing.is_alive
 
 
 def test_an_engine_fails_with_any_of_its_ranks(deploy, reference):
@@ -106,13 +112,13 @@ def test_requests_fail_by_name_when_no_engine_is_left(deploy, reference):
 def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, monkeypatch):
     llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=QUICK)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
-    hand_over = llm.engine._hand_over
+    on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
-    def fail_first(source, number):
+    def fail_first(job):
         fault(source)
-        hand_over(source, number)
+        on_held(job)
 
-    monkeypatch.setattr(llm.engine, "_hand_over", fail_first)
+    monkeypatch.setattr(llm.engine._requests, "on_held", fail_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
     failing = llm.engine.prefill[0]
     failing.kill()
@@ -125,48 +131,115 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
 def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypatch):
     llm = deploy(reference.path, prefill=engine(), decode=engine())
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
-    hand_over = llm.engine._hand_over
+    on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
-    def let_go_first(source, number):
-        request = source.requests[number]
-        llm.engine._holders[number] = source
-        llm.engine._let_go(request)
-        until(lambda: num_free(source) == all_of(source))
-        hand_over(source, number)
+    def let_go_first(job):
+        source.tell(Stop(job))
+        on_held(job)
 
-    def num_free(source):
-        return report(source).num_free
-
-    def all_of(source):
-        return tuple(pool.num_blocks - 1 for pool in report(source).pools)
-
-    def report(source):
-        monkeypatch.setattr(type(llm.engine), "has_work", False)
-        found = {each.engine_id: each.engine for each in llm.engine.reports()}
-        monkeypatch.undo()
-        return found[source.engine_id]
-
-    llm.engine._hand_over = let_go_first
+    monkeypatch.setattr(llm.engine._requests, "on_held", let_go_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
     assert llm.engine.reports()[1].failed_loads == 1
 
 
 def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, monkeypatch):
     llm = deploy(reference.path, prefill=engine(), decode=engine())
-    hand_over, reader = llm.engine._hand_over, llm.engine.decode[0]
+    requests, reader = llm.engine._requests, llm.engine.decode[0]
+    on_held = requests.on_held
 
-    def abort_before_it_is_read(source, number):
-        request = source.requests[number]
+    def abort_before_it_is_read(job):
+        request = requests._by_job[job].request
         stop(reader)
-        hand_over(source, number)
+        on_held(job)
         llm.engine.abort(request)
         resume(reader)
 
-    monkeypatch.setattr(llm.engine, "_hand_over", abort_before_it_is_read)
+    monkeypatch.setattr(requests, "on_held", abort_before_it_is_read)
     # a lease would last longer than this test waits
     assert llm.generate(PROMPTS[0], greedy(9))[0].finish_reason == "abort"
     until(lambda: all_blocks_are_free(llm))
     assert llm.engine.reports()[1].transfers.requests == 0
+
+
+def test_one_that_went_back_to_its_holder_may_be_aborted_at_once(deploy, reference, monkeypatch):
+    """Its second job there has nothing to do with the blocks that are held as the first one."""
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 6)
+    prefill, decode = llm.engine.prefill[0], llm.engine.decode[0]
+    ids = llm.tokenizer.encode(PROMPTS[0]).ids
+    # it holds the blocks as long as it hears nothing
+    request = llm.engine.add_request(ids, greedy(50))
+    while not decode.jobs:
+        llm.engine.step()
+    stop(prefill)
+    kill(decode)
+    while decode.is_alive:
+        llm.engine.step()
+    llm.engine.abort(request)
+    resume(prefill)
+    assert request.finish_reason == "abort"
+    assert tokens_of(llm, PROMPTS[:1], greedy(6)) == [wanted]
+    until(lambda: all_blocks_are_free(llm))
+
+
+def test_a_death_is_told_to_all_who_wait_for_the_dead(deploy, reference, monkeypatch):
+    """Loads from a dead engine don't go on until their time is up."""
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=PATIENT)
+    wanted = tokens_of_transformers(reference, llm, PROMPTS[:1], 6)
+    on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
+
+    def stop_first(job):
+        stop(source)
+        on_held(job)
+
+    monkeypatch.setattr(llm.engine._requests, "on_held", stop_first)
+    tokens_of(llm, PROMPTS[1:], greedy(1))
+    request = llm.engine.add_request(llm.tokenizer.encode(PROMPTS[0]).ids, greedy(6))
+    while not llm.engine.decode[0].jobs:
+        llm.engine.step()
+    begin = monotonic()
+    kill(source)
+    while request.finish_reason is None:
+        llm.engine.step()
+    # a load may take 30 s
+    assert monotonic() - begin < 15
+    assert [tuple(request.output_ids)] == wanted
+    until(lambda: all_blocks_are_free(llm))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_engine_is_given_up_and_the_others_go_on(deploy, reference, rank):
+    llm = deploy(reference.path, decode=[engine(tp_size=2), engine()], answer_seconds=4.0)
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 300)
+    requests = [llm.engine.add_request(llm.tokenizer.encode(p).ids, greedy(300)) for p in PROMPTS]
+    stopped = llm.engine.decode[0]
+    while not all(request.output_ids for request in requests):
+        llm.engine.step()
+    begin = monotonic()
+    stop(stopped, rank)
+    other, during = requests[1], 0
+    while any(request.finish_reason is None for request in requests):
+        before = len(other.output_ids)
+        llm.engine.step()
+        if stopped.is_alive:
+            during += len(other.output_ids) - before
+            given_up = monotonic()
+    assert [tuple(request.output_ids) for request in requests] == wanted
+    assert during > 0
+    # a beat more than the limit, at each of two places that count
+    assert given_up - begin < 3 * 4.0
+    until(lambda: all_blocks_are_free(llm))
+
+
+def test_a_walk_of_accidents_leaves_right_answers_and_free_blocks(deploy, reference):
+    llm = deploy(
+        reference.path,
+        prefill=engine(),
+        decode=[engine(num_blocks=(4, 20)), engine()],
+        answer_seconds=ANSWER_SECONDS,
+    )
+    walk(llm, answers(reference), random.Random(3))
+    until(lambda: all_blocks_are_free(llm))
 
 
 def test_a_model_that_ranks_cannot_share_is_refused_by_name(deploy, reference):

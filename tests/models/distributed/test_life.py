@@ -1,0 +1,130 @@
+"""The life of a request: every state and event, and whatever order they come in."""
+
+import random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from blockstride.models.distributed.life import ENGINE, FRONT_END, Event, News, Stage, State
+from blockstride.models.distributed.messages import NewToken, Stop
+from blockstride.models.distributed.rank_messages import (
+    Arrived,
+    LeaseOver,
+    Load,
+    Offered,
+    Settled,
+    Withdraw,
+)
+from tests.models.distributed.paper import JOB, Books, PaperDeployment
+
+
+def test_every_event_is_defined_in_every_state():
+    assert list(ENGINE) == list(State)
+    assert list(FRONT_END) == list(Stage)
+    assert all(set(row) == set(Event) for row in ENGINE.values())
+    assert all(set(row) == set(News) for row in FRONT_END.values())
+
+
+def job_in(state):
+    """Books with a job in some state."""
+    books = Books()
+    match state:
+        case State.COMPUTING:
+            books.submit()
+            books.step(1)
+        case State.TO_READ:
+            for job in range(4):
+                books.submit(job, source="elsewhere")
+            books.submit(source="elsewhere")
+        case State.READING:
+            books.submit(source="elsewhere")
+        case State.OFFERING | State.HELD | State.RETURNING:
+            books.held()
+            if state is State.HELD:
+                books.hear(Offered("7"), Offered("7"))
+            if state is State.RETURNING:
+                books.jobs.on(JOB, Event.STOP)
+    return books
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_a_job_takes_any_event_in_any_state(state, event):
+    books = job_in(state)
+    job = books.jobs._jobs.get(JOB)
+    assert (State.OVER if job is None else job.state) is state
+    # what the event says has happened
+    if (state, event) == (State.COMPUTING, Event.ENDED):
+        books.engine.abort(job.request)
+    if (state, event) == (State.TO_READ, Event.ADMITTED):
+        books.jobs.on(0, Event.STOP)
+        books.hear(*[Arrived("0", ""), Settled("0")] * 2)
+        books.engine.scheduler.admit()
+    else:
+        books.jobs.on(JOB, event)
+    assert job is None or job.state is ENGINE[state][event].state
+    assert (JOB in books.jobs._jobs) == (job is not None and job.state is not State.OVER)
+    # whatever it was, the job can be ended, and leaves nothing behind
+    for number in (*range(4), JOB):
+        books.jobs.on(number, Event.STOP)
+    for command in books.told:
+        match command:
+            case Load(name):
+                books.hear(*[Arrived(name, ""), Settled(name)] * 2)
+            case Withdraw(name):
+                books.hear(*[LeaseOver(name)] * 2)
+    assert len(books.jobs) == 0
+    assert books.engine.is_whole
+
+
+NEWS = {
+    News.TOKEN: lambda d, t: d.requests.on_token(NewToken(t.job, len(t.request.output_ids), None)),
+    News.LAST_TOKEN: lambda d, t: d.requests.on_token(NewToken(t.job, None, "error", "why")),
+    News.HELD: lambda d, t: d.requests.on_held(t.job),
+    News.HELD_IN_VAIN: lambda d, t: (d.kill(d.decode[0]), d.requests.on_held(t.job)),
+    News.ABORTED: lambda d, t: d.requests.abort(t.request, "abort"),
+    News.ENGINE_GONE: lambda d, t: d.kill(t.engine),
+    News.HOLDER_GONE: lambda d, t: d.kill(d.prefill[0]),
+}
+
+
+@pytest.mark.parametrize("news", News)
+@pytest.mark.parametrize("stage", Stage)
+def test_a_request_takes_any_news_at_any_stage(stage, news):
+    deployment, draw = PaperDeployment(2, 1), random.Random(0)
+    request = deployment.submit(12, 4)
+    tracked = deployment.requests._by_request[request.request_id]
+    if stage is Stage.MOVING:
+        while tracked.stage is not stage:
+            draw.choice(deployment.moves())()
+    if stage is Stage.ENDED:
+        deployment.settle(draw)
+    reason = request.finish_reason
+    NEWS[news](deployment, tracked)
+    if news is News.LAST_TOKEN:
+        # an engine that says so has no such job any more
+        tracked.engine.tell(Stop(tracked.job))
+    # those that it didn't wait for are none of its business
+    if news is not News.HELD_IN_VAIN and (stage, news) != (Stage.COMPUTING, News.HOLDER_GONE):
+        assert tracked.stage is FRONT_END[stage][news].stage
+    if stage is Stage.ENDED:
+        assert request.finish_reason == reason
+    if news is not News.TOKEN:
+        deployment.settle(draw)
+        deployment.check()
+
+
+# `make prove` takes many more
+@settings(max_examples=settings.default.max_examples // 4, phases=[Phase.generate])
+@given(seed=st.integers(0, 10**9))
+def test_whatever_dies_or_is_aborted_ends_no_other_request(seed):
+    draw = random.Random(seed)
+    deployment = PaperDeployment(draw.randint(0, 2), draw.randint(1, 3))
+    for _ in range(draw.randint(5, 40)):
+        deployment.accidents(draw)
+        for _ in range(draw.randint(0, 30)):
+            if moves := deployment.moves():
+                draw.choice(moves)()
+    deployment.settle(draw)
+    deployment.check()
