@@ -128,3 +128,15 @@ def test_whatever_dies_or_is_aborted_ends_no_other_request(seed):
                 draw.choice(moves)()
     deployment.settle(draw)
     deployment.check()
+
+
+def test_a_request_that_engines_die_with_ends_before_all_have_died():
+    deployment = PaperDeployment(0, 5)
+    request, other = deployment.submit(12, 4), deployment.submit(12, 4)
+    while request.finish_reason is None:
+        deployment.kill(deployment.requests._by_request[request.request_id].engine)
+    assert (request.finish_reason, request.error) == ("error", "decode-3: killed")
+    assert sum(engine.is_alive for engine in deployment.engines) == 2
+    deployment.settle(random.Random(0))
+    assert other.finish_reason == "length"
+    deployment.check()
