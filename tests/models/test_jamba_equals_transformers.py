@@ -110,7 +110,9 @@ def test_poison_in_whatever_may_not_be_read_changes_nothing(reference, prompts, 
 
 def test_the_shipped_model_gives_the_logits_and_the_200_tokens_of_transformers(shipped):
     text = (shipped.path / "held_out_sample.txt").read_text()
-    ids = Checkpoint(shipped.path).tokenizer().encode(text[:200]).ids
+    tokenizer = Checkpoint(shipped.path).tokenizer()
+    assert tokenizer is not None
+    ids = tokenizer.encode(text[:200]).ids
     expected = shipped.logits(ids)
     got = all_logits(shipped.path, ids)
     assert_close(got, expected)
