@@ -27,9 +27,9 @@ from blockstride.kernels.gpu.attention_tile import (
 from blockstride.kernels.gpu.launching import count_processors, next_power_of_2
 
 # programs that a processor should get before ranges grow longer. Every compiler leaves room for as
-# many of the short kind at once (150 registers with Triton 3.6; 126, and so four, with 3.9): a fourth
-# would wait for one of three, which have loads enough under way for a processor's share of memory.
-# What was compiled is not asked, so that a step is cut alike from the first one on
+# many of the short kind at once (150 registers with Triton 3.6; 126, and so four, with 3.9); a
+# fourth would wait for one of three, which have loads enough under way for a processor's share of
+# memory. What was compiled is not asked, so that a step is cut alike from the first one on
 PROGRAMS_PER_PROCESSOR = 3
 # a range shorter than this costs more to add up than it saves
 SHORTEST_SPLIT = 256
