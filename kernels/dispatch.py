@@ -14,8 +14,9 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def runs_on_triton(tensor: Tensor) -> bool:
-    """True for CUDA tensors, and for all tensors under `TRITON_INTERPRET=1`."""
-    return tensor.is_cuda or INTERPRET
+    """True for tensors that aren't on a CPU, and for all tensors under `TRITON_INTERPRET=1`."""
+    # a program for CPUs would read and write at the addresses of others, or at address 0
+    return INTERPRET or not tensor.is_cpu
 
 
 @cache
