@@ -45,6 +45,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
+        is_path = isinstance(path, str | Path)
+        expect(is_path, "model", "the path of a checkpoint folder", repr(path), TypeError)
         self.path = Path(path)
         expect(self.path.is_dir(), "model", "a checkpoint folder", str(path))
         self.config = read_json(self.path / "config.json")

@@ -12,6 +12,7 @@ from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import ANSWER_SECONDS
 from blockstride.models.engine import Engine, EngineConfig
+from blockstride.models.engine.values import expect_type
 from blockstride.models.generation_defaults import default_params
 from blockstride.models.loading import default_device, load_model
 from blockstride.models.text_generator import TextGenerator
@@ -44,7 +45,8 @@ class LLM(TextGenerator[Engine]):
         device: str | torch.device | None = None,
         config: EngineConfig | None = None,
     ) -> None:
-        config = config or EngineConfig()
+        config = EngineConfig() if config is None else config
+        expect_type(config, "config", EngineConfig, "an EngineConfig")
         ranks = config.tp_size
         expect(ranks == 1, "tp_size", "1 in one process; DistributedLLM takes more", ranks)
         checkpoint = Checkpoint(path)
@@ -96,8 +98,8 @@ class DistributedLLM(TextGenerator[Deployment]):
         tokenizer, defaults = checkpoint.tokenizer(), default_params(checkpoint.generation)
         deployment = Deployment(
             path,
-            prefill=[prefill] if isinstance(prefill, EngineConfig) else prefill,
-            decode=[decode] if isinstance(decode, EngineConfig) else decode,
+            prefill=_configs(prefill, "prefill"),
+            decode=_configs(decode, "decode"),
             dtype=dtype,
             device=device or default_device(),
             transfer=transfer,
@@ -109,3 +111,12 @@ class DistributedLLM(TextGenerator[Deployment]):
         """Ends all requests, with an error for those who wait, and all processes."""
         super().close()
         self.engine.close()
+
+
+def _configs(given: object, name: str) -> list[EngineConfig]:
+    """One engine or several, as a list."""
+    configs = [given] if isinstance(given, EngineConfig) else given
+    expect_type(configs, name, (list, tuple), "an EngineConfig or several")
+    for config in configs:  # type: ignore[union-attr]
+        expect_type(config, name, EngineConfig, "an EngineConfig or several")
+    return list(configs)  # type: ignore[call-overload]

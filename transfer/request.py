@@ -94,6 +94,7 @@ def check_blocks(
         groups: The ids.
 
     Raises:
+        TypeError: A list where `BlockIds` are meant.
         ValueError: Not one list a group, ids that are null or out of range, blocks that occur
             twice, or more or fewer of them than the tokens fill; the message names the group.
     """
@@ -102,6 +103,8 @@ def check_blocks(
     expect(got == len(info.groups), f"{side} groups", f"{len(info.groups)} lists of ids", got)
     pools: dict[int, list[BlockIds]] = {}
     for index, (group, blocks) in enumerate(zip(info.groups, groups, strict=True)):
+        is_known = isinstance(blocks, BlockIds)
+        expect(is_known, f"{side} groups", "BlockIds", type(blocks).__name__, TypeError)
         name, ids = f"{side} ids of group {index} ({group.spec.kind})", blocks.ids
         expect(ids.ndim == 1, name, "one dimension", ids.ndim)
         if group.spec.has_tokens:

@@ -62,6 +62,20 @@ def test_a_stop_text_ends_the_request_and_is_no_part_of_it(llm):
     assert "".join(llm.stream("xyz", SamplingParams(60, ignore_eos=True, stop=(stop,)))) == cut.text
 
 
+def test_a_stop_text_that_the_last_allowed_token_completes_is_the_reason(llm):
+    whole = llm.generate("xyz", SamplingParams(4, ignore_eos=True))[0]
+    for count in range(5, 40):
+        (whole,) = llm.generate("xyz", SamplingParams(count, ignore_eos=True))
+        if whole.text[-1:].isascii() and whole.text[-1:] not in whole.text[:-1]:
+            break
+    params = {"max_tokens": len(whole.token_ids), "ignore_eos": True}
+    (cut,) = llm.generate("xyz", SamplingParams(**params, stop=whole.text[-1]))
+    assert (cut.text, cut.finish_reason) == (whole.text[:-1], "stop")
+    assert whole.finish_reason == "length"
+    (ended,) = llm.generate("xyz", SamplingParams(**params, stop_token_ids=whole.token_ids[-1:]))
+    assert ended.finish_reason == "stop"
+
+
 def test_text_held_back_for_a_stop_text_is_released_at_the_end(llm):
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     (whole,) = llm.generate("xyz", params)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from blockstride.layouts import KVCacheLayout
-from blockstride.models import EngineConfig, SamplingParams
+from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.llm import _configs
 from blockstride.models.prompts import encode, list_params, list_prompts
 from tests.models.tokenizer_kinds import all_kinds
 
@@ -167,3 +169,13 @@ def test_tokens_are_prompts_without_a_tokenizer_and_texts_are_not():
     assert encode(None, (5, 6)) == (5, 6)
     with pytest.raises(ValueError, match=r"prompt: expected tokens, as .* no tokenizer.json, got"):
         encode(None, "text")
+
+
+def test_llms_of_other_types_are_refused():
+    with pytest.raises(TypeError, match=r"^model: expected the path of a checkpoint"):
+        inspect.unwrap(Checkpoint.__init__)(object.__new__(Checkpoint), 5)
+    with pytest.raises(TypeError, match=r"^config: expected an EngineConfig, got \{"):
+        inspect.unwrap(LLM.__init__)(object.__new__(LLM), "/nowhere", config={"tp_size": 1})
+    for configs in ("tp=2", [1], None, EngineConfig):
+        with pytest.raises(TypeError, match=r"^decode: expected an EngineConfig or several"):
+            _configs(configs, "decode")

@@ -91,6 +91,11 @@ def test_lists_for_other_groups_than_the_engine_has_are_refused():
         hand_over().plan(0).reads(TransferRequest(10, right.local, right.remote[:2]))
     with pytest.raises(ValueError, match="num_tokens: expected at least 0, got -1"):
         hand_over().plan(0).reads(TransferRequest(-1, right.local, right.remote))
+    # annotations, which tests enforce, would refuse it first
+    check = inspect.unwrap(request.check_blocks)
+    lists: Any = [blocks.ids.tolist() for blocks in right.local]
+    with pytest.raises(TypeError, match="local groups: expected BlockIds, got list"):
+        check("local", hand_over().plan(0).local, 10, lists)
 
 
 def test_nothing_is_computed_before_all_ids_are_checked(monkeypatch):

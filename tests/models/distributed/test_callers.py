@@ -1,0 +1,41 @@
+"""Callers on several threads of one deployment: none waits for another's engine."""
+
+import threading
+
+from blockstride.models import LLM
+from blockstride.models.distributed.inbox import Wake
+from tests.models.distributed.deployments import all_blocks_are_free, engine, until
+from tests.models.test_callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
+
+
+def test_callers_of_a_deployment_get_the_texts_of_one(deploy, reference):
+    one = LLM(reference.path)
+    alone = {
+        (prompt, at): one.generate(prompt, params)[0].text
+        for prompt in PROMPTS
+        for at, params in enumerate(PARAMS)
+    }
+    llm = deploy(reference.path, prefill=engine(), decode=engine())
+    run_threads(*(Caller(llm, alone, i).run for i in range(3)))
+    until(lambda: not llm.engine.has_work)
+    until(lambda: all_blocks_are_free(llm))
+    goes_on = threading.Event()
+    step = llm.engine.step
+
+    def stall():
+        # as if its engines said nothing: only a new request ends the wait
+        while not isinstance(llm.engine._inbox.take(None).message, Wake):
+            pass
+        goes_on.set()
+        return []
+
+    llm.engine.step = stall
+    first = llm.stream(PROMPTS[0], ENDLESS)
+    # the request itself has woken it
+    assert goes_on.wait(60)
+    goes_on.clear()
+    second = llm.stream(PROMPTS[1], ENDLESS)
+    assert goes_on.wait(60)
+    llm.engine.step = step
+    second.close()
+    first.close()
