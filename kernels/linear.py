@@ -66,7 +66,7 @@ def linear(
         TypeError: A dtype is not accepted, or differs between the arguments.
     """
     dtype, device = x.dtype, x.device
-    (num_rows, dim), (dim_out, _) = shape_of(x, "x", 2), shape_of(weight, "weight", 2)
+    (num_rows, _), (dim_out, dim) = shape_of(x, "x", 2), shape_of(weight, "weight", 2)
     expect_tensor(x, "x", (num_rows, dim), FLOATS, device)
     expect_tensor(weight, "weight", (dim_out, dim), (dtype,), device)
     if bias is not None:
