@@ -1,7 +1,17 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from blockstride.kernels.checks import expect, expect_query_start_loc, expect_tensor
+from blockstride.kernels.checks import (
+    checks_are_full,
+    expect,
+    expect_query_start_loc,
+    expect_tensor,
+    full_checks,
+    values_are_readable,
+)
 
 CPU = torch.device("cpu")
 
@@ -36,3 +46,15 @@ def test_runs_within_the_rows_of_a_step_pass(starts):
 def test_runs_that_do_not_fit_the_rows_of_a_step_are_refused(starts):
     with pytest.raises(ValueError, match=r"^query_start_loc: expected a sum that starts at 0"):
         expect_query_start_loc(torch.tensor(starts), 7)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_full_checks_look_at_values_wherever_there_are_any():
+    on_device: Any = SimpleNamespace(is_cpu=False, is_meta=False)
+    assert values_are_readable(torch.zeros(1))
+    assert not values_are_readable(on_device)
+    with full_checks():
+        assert checks_are_full()
+        assert values_are_readable(on_device)
+        assert not values_are_readable(torch.zeros(1, device="meta"))
+    assert not checks_are_full()

@@ -237,3 +237,12 @@ def test_a_wrong_argument_is_named(name):
     arguments: dict[str, Any] = inputs | {"key_cache": keys, "value_cache": values}
     with pytest.raises(error, match=f"^{name}: expected"):
         kv_cache_update(**(arguments | {name: value}))
+
+
+@pytest.mark.parametrize("cache_dtype", [F8, I8], ids=str)
+def test_a_scale_of_zero_stores_zeros(cache_dtype):
+    # what is stored is read as 0 in any case, and 0 / 0 would be NaN
+    inputs, (keys, values), _ = make(slots=(5,), cache_dtype=cache_dtype)
+    inputs["key"][0, 0, 0] = 0
+    kv_cache_update(**inputs, key_cache=keys, value_cache=values, k_scale=torch.tensor(0.0))
+    assert (keys[1, :, 1].float() == 0).all()

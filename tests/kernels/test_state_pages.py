@@ -179,3 +179,15 @@ def test_the_number_of_states_and_of_dtypes_must_be_that_of_fields():
         pack_state([torch.zeros(1, 4, 6)], random_pages(), ids(1), [SSM])
     with pytest.raises(TypeError, match=r"^dtypes: expected"):
         unpack_state(random_pages(), ids(1), [SSM], [torch.int32])
+
+
+def test_blocks_past_the_pool_or_written_twice_are_refused():
+    pages, state = random_pages(), torch.zeros(2, 6, 4)
+    with pytest.raises(ValueError, match=r"^state_indices: expected ids below 5, got 5"):
+        unpack_state(pages, ids(1, 5), [SSM])
+    with pytest.raises(ValueError, match=r"^state_indices: expected ids below 5, got 9"):
+        pack_state([state], pages, ids(9, 1), [SSM])
+    with pytest.raises(ValueError, match=r"^state_indices: expected no block twice"):
+        pack_state([state], pages, ids(2, 2), [SSM])
+    with pytest.raises(ValueError, match=r"^destination_indices: expected ids below 5, got 5"):
+        copy_state(pages, ids(1), ids(5))
