@@ -188,7 +188,7 @@ def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, a
     """A step of fewer tokens than it has room for."""
     inputs, _ = make(lengths=lengths)
     slack = torch.full((21, inputs["x"].shape[1]), NAN)
-    padded = inputs | {"x": torch.cat([inputs["x"], slack])}
+    padded: dict[str, Any] = {**inputs, "x": torch.cat([inputs["x"], slack])}
     padded["conv_state"] = inputs["conv_state"].clone()
     out = torch.full_like(padded["x"], NAN)
     causal_conv1d(**padded, out=out)

@@ -28,7 +28,7 @@ LAYERS = {
 }
 SEEDS = st.integers(0, 10**9)
 # `make prove` takes many more
-UNSHRUNK = settings(max_examples=settings.default.max_examples // 4, phases=[Phase.generate])
+UNSHRUNK = settings(max_examples=settings().max_examples // 4, phases=[Phase.generate])
 FITS = 96
 """Tokens of the longest request."""
 
@@ -56,12 +56,19 @@ def new_scheduler(policy="split", layers="ab", chunk=1 << 30, num_seqs=6, batche
     return Scheduler(BlockManager(pools, num_seqs, FITS), batched, chunk, lambda _: None)
 
 
+@dataclass
+class Planned(Request):
+    """A request whose end is known, computed here or fetched from elsewhere."""
+
+    ends_after: int = 0
+    fetched: bool = False
+
+
 def new_request(number, prompt, output, max_tokens=None, **options):
     """A request that ends after `output` tokens, of at most `max_tokens`."""
     params = SamplingParams(max_tokens=max_tokens or output)
-    request = Request(number, [0] * prompt, params, prompt + params.max_tokens, **options)
-    request.ends_after = output
-    return request
+    longest = prompt + params.max_tokens
+    return Planned(number, [0] * prompt, params, longest, ends_after=output, **options)
 
 
 @dataclass
@@ -141,8 +148,9 @@ def a_mix(seed, *, early):
         allowed = draw.randint(2, FITS - prompt)
         answer = draw.randint(2, allowed) if early else allowed
         kind = draw.choice(kinds)
-        request = new_request(number, prompt, answer, allowed, hands_over=kind == "held")
-        request.fetched = kind == "fetched"
+        request = new_request(
+            number, prompt, answer, allowed, hands_over=kind == "held", fetched=kind == "fetched"
+        )
         if request.fetched:
             # its first token was made elsewhere
             request.output_ids.append(0)
@@ -184,7 +192,6 @@ def test_an_answer_that_runs_is_not_slowed_by_a_prompt_that_waits():
     run = Run(new_scheduler(chunk=16))
     answer, prompt = new_request(0, 30, 60), new_request(1, 50, 20)
     for request in (answer, prompt):
-        request.fetched = False
         run.scheduler.add(request)
     while answer.finish_reason is None:
         run.step()
@@ -205,10 +212,7 @@ def test_one_that_leaves_after_its_prompt_needs_room_for_no_more(hands_over):
 
 def crowd(answers):
     """Requests that may all fill the cache, and end after so many tokens."""
-    requests = [new_request(i, 6, answer, FITS - 6) for i, answer in enumerate(answers)]
-    for request in requests:
-        request.fetched = False
-    return requests
+    return [new_request(i, 6, answer, FITS - 6) for i, answer in enumerate(answers)]
 
 
 def test_answers_that_end_early_let_more_of_them_run_at_once():

@@ -215,7 +215,7 @@ def test_a_stopped_engine_is_given_up_and_the_others_go_on(deploy, reference, ra
     stopped = llm.engine.decode[0]
     while not all(request.output_ids for request in requests):
         llm.engine.step()
-    begin = monotonic()
+    given_up = begin = monotonic()
     stop(stopped, rank)
     other, during = requests[1], 0
     while any(request.finish_reason is None for request in requests):

@@ -54,7 +54,7 @@ def hand_over(producer: RankTransfers, reader: RankTransfers) -> str:
     blocks = [(0, np.array([1], np.int32))] * len(producer.connector.info.groups)
     producer.do(Offer("r", NUM_TOKENS, blocks))
     reader.do(Peers("producer", (producer.address,)))
-    reader.do(Load("r", NUM_TOKENS, blocks, "producer"))
+    reader.do(Load("r", NUM_TOKENS, blocks, "producer", held_as="r"))
     errors: list[str] = []
 
     def has_arrived() -> bool:
