@@ -92,9 +92,10 @@ class Links:
     def add_peer(self, engine_id: str, addresses: Sequence[str]) -> None:
         """Makes known where the ranks of an engine listen; links to other addresses are closed."""
         known = self._addresses.get(engine_id, ())
-        self._addresses[engine_id] = tuple(addresses)
+        self._addresses[engine_id] = now = tuple(addresses)
         for key in [key for key in self._connections if key[0] == engine_id]:
-            if known[key[1]] != self._addresses[engine_id][key[1] : key[1] + 1]:
+            here = slice(key[1], key[1] + 1)
+            if known[here] != now[here]:
                 self._drop(key)
 
     def ranks(self, engine_id: str) -> range:

@@ -74,6 +74,15 @@ def test_a_producer_may_come_back_at_another_address_with_other_memory(crew: Cre
     play.reader.call(roles.until, "d", "peers", 1)
 
 
+def test_an_address_that_is_told_again_leaves_its_link_alone(crew: Crew):
+    play = scene(crew)
+    assert play.read()["kind"] == ""
+    play.reader.call(roles.add_peer, "producer", [play.address])
+    play.producer.call(roles.offer, "again")
+    assert play.read("again")["kind"] == ""
+    assert play.reader.call(roles.counters).handshakes == 1
+
+
 def test_a_producer_that_is_stopped_but_alive_does_not_hold_a_request_for_ever(crew: Crew):
     play = scene(crew)
     assert play.read()["kind"] == ""
