@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import numpy as np
+from jaxtyping import Int64
 from torch import Tensor
 
 from blockstride.kernels.checks import expect
@@ -14,6 +16,8 @@ from blockstride.layouts.page import Page, Segment
 # not typing.Self, which beartype accepts in decorated classes only
 Spec = TypeVar("Spec", bound="CacheSpec")
 Views = TypeVar("Views")
+# one number, or one a sequence
+Count = TypeVar("Count", int, Int64[np.ndarray, " num_seqs"])
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,17 @@ class CacheSpec(ABC, Generic[Views]):
         A window that straddles a block boundary keeps one block more than it does a little later:
         a pool must have room for that moment.
         """
-        blocks = len(self.live_blocks(num_tokens, block_size))
-        if self.window is None or not self.has_tokens:
-            return blocks
-        # the worst moment is the first token of a block: it and `window - 2` before it
-        straddling = 1 + -(-max(0, self.window - 2) // block_size)
-        return min(-(-num_tokens // block_size), straddling)
+        if not self.has_tokens:
+            return min(num_tokens, 1)
+        blocks = -(-num_tokens // block_size)
+        return blocks if self.window is None else min(blocks, self.window_blocks(block_size, 1))
+
+    def window_blocks(self, block_size: int, chunk: Count) -> Count:
+        """Most blocks that `chunk` new tokens read and write, where there is a window."""
+        assert self.window is not None, "whoever asks has looked"
+        # the first new token reads the whole of its own window, and the block of the token before
+        # it stays, as it may have room; at worst, the last of all these tokens begins a block
+        return 1 - (2 - max(self.window, 2) - chunk) // block_size
 
     @property
     def token_bytes(self) -> int:

@@ -68,9 +68,7 @@ class BlockManager:
             spec, size = placement.group.spec, placement.block_size
             blocks = -(-num_tokens // size) if spec.has_tokens else np.ones_like(num_tokens)
             if spec.has_tokens and spec.window is not None:
-                # the first token of a chunk reads the whole of its own window
-                span = spec.window - 1 + chunk
-                blocks = np.minimum(blocks, 1 - (1 - span) // size)
+                blocks = np.minimum(blocks, spec.window_blocks(size, chunk))
             most[:, pool] += blocks
         return most
 

@@ -178,9 +178,12 @@ def test_peak_blocks_are_the_most_of_any_shorter_length(window, block_size):
     if window is not None:
         attention = sliding_window_attention(1, 8, BF16, window=window)
     most = 0
-    for num_tokens in range(30):
-        most = max(most, len(attention.live_blocks(num_tokens, block_size)))
+    for num_tokens in range(1, 30):
+        # what the token before has left, and the block that the last token is written to
+        before = attention.live_blocks(num_tokens - 1, block_size)
+        most = max(most, len({*before, (num_tokens - 1) // block_size}))
         assert attention.peak_blocks(num_tokens, block_size) == most
+    assert attention.peak_blocks(0, block_size) == 0
 
 
 def test_a_state_lives_in_one_block_whatever_the_length():

@@ -1,5 +1,6 @@
 """Every block has one owner, and requests get all they need or nothing."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,6 +93,22 @@ def test_what_leaves_the_window_makes_room_for_what_enters_it():
     assert blocks.reserve(0, 0, 16)
     assert all(blocks.reserve(0, n, n + 1) for n in range(16, 63))
     blocks.check()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 9, 10, 11])
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_a_window_holds_as_many_blocks_as_layouts_say(window, chunk):
+    spec = sliding_window_attention(2, 16, torch.float32, window=window)
+    blocks = manager(layers={"a": spec}, num_blocks=99)
+    most = 0
+    # chunks that begin at any place of a block
+    for first in range(1, 5):
+        for known in range(first, 64 - chunk, chunk):
+            assert blocks.reserve(0, known, known + chunk)
+            most = max(most, int(blocks.num_held([0])[0]))
+        blocks.release(0)
+    assert blocks.most_held(np.array([64]), np.array([chunk])).tolist() == [[most]]
+    assert chunk > 1 or spec.peak_blocks(64, 4) == most
 
 
 @settings(max_examples=60, deadline=None)
