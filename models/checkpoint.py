@@ -80,17 +80,24 @@ class Checkpoint:
         """
         if name not in self._shards:
             expect(False, "weights", name, self._instead_of(name))
-        shard = self._shards[name]
         try:
-            stored = shard.get_slice(name)
+            stored = self._shards[name].get_slice(name)
             got = tuple(stored.get_shape())
             expect(got == shape, name, f"shape {shape}", got)
             kind = stored.get_dtype()
             expect(kind in PLAIN, name, "float32, bfloat16 or float16 weights", f"{kind} ones")
-            tensor = stored[_index(part)] if part else shard.get_tensor(name)
+            tensor = self._read(name, shape, dtype, part)
         except SafetensorError as error:
             raise ValueError(f"weights: expected a tensor {name}, got {error}") from error
         self.unread.discard(name)
+        return tensor
+
+    def _read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None
+    ) -> Tensor:
+        """See `tensor`, for one that is there and as it should be."""
+        shard = self._shards[name]
+        tensor = shard.get_slice(name)[_index(part)] if part else shard.get_tensor(name)
         return _finite(name, tensor.to(dtype))
 
     def _instead_of(self, name: str) -> str:
@@ -136,6 +143,25 @@ class Checkpoint:
     def close(self) -> None:
         """Lets go of the shards."""
         self._shards = {}
+
+
+class CheckpointOutline(Checkpoint):
+    """A checkpoint whose tensors have shapes and types, and no values: nothing is read of them.
+
+    A model that is made of it raises what one of the checkpoint does, values that are not finite
+    apart.
+    """
+
+    def _read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None
+    ) -> Tensor:
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return whole[_index(part)] if part else whole
+
+    def expect_all_known(self) -> set[str]:
+        """As of a checkpoint, whose reader it is who speaks of tensors that nobody wants."""
+        super().expect_all_known()
+        return set()
 
 
 def _index(part: Part) -> tuple[slice, ...]:

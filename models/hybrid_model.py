@@ -37,6 +37,8 @@ class ModelConfig(Protocol):
     @property
     def num_hidden_layers(self) -> int: ...  # noqa: D102
     @property
+    def num_attention_heads(self) -> int: ...  # noqa: D102
+    @property
     def max_position_embeddings(self) -> int: ...  # noqa: D102
     @property
     def rms_norm_eps(self) -> float: ...  # noqa: D102
@@ -44,6 +46,7 @@ class ModelConfig(Protocol):
     def tie_word_embeddings(self) -> bool: ...  # noqa: D102
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Any: ...  # noqa: D102
+    def has_attention(self, layer: int) -> bool: ...  # noqa: D102
 
 
 ConfigType = TypeVar("ConfigType", bound=ModelConfig)
@@ -174,7 +177,9 @@ class HybridModel(ABC, Generic[ConfigType]):
             return tied
         own = replace(weights, prefix="")
         head = own.tensor(HEAD, config.vocab_size, config.hidden_size, part=Part(0, share))
-        return tied if config.tie_word_embeddings and torch.equal(head, tied) else head
+        # an outline has no values that could differ
+        is_copy = config.tie_word_embeddings and (head.is_meta or torch.equal(head, tied))
+        return tied if is_copy else head
 
     def _warn_of_unread(self, names: Iterable[str]) -> None:
         # older files keep the frequencies of rotary positions, which follow from the config

@@ -11,7 +11,7 @@ import torch
 
 from blockstride.kernels.checks import FLOATS, expect
 from blockstride.models.bamba import BambaModel
-from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.checkpoint import Checkpoint, CheckpointOutline
 from blockstride.models.dtypes import DTYPES, parse_dtype
 from blockstride.models.engine import EngineConfig
 from blockstride.models.granite import GraniteHybridModel
@@ -58,10 +58,38 @@ def load_model(
     where = find_device(device)
     compute = compute_dtype(dtype, checkpoint.config, where)
     logger.info("%s: computes in %s on %s", path, compute, where)
+    return _make_model(checkpoint, config, compute, where, parallel)
+
+
+def outline_model(
+    path: str | Path,
+    config: EngineConfig,
+    *,
+    dtype: str,
+    device: torch.device,
+    parallel: TensorParallel,
+) -> HybridModel:
+    """What `load_model` would give, on the meta device: shapes and types, and no values.
+
+    Raises:
+        ValueError: As `load_model`, for all but weights that are not finite.
+    """
+    outline = CheckpointOutline(path)
+    compute = compute_dtype(dtype, outline.config, device)
+    return _make_model(outline, config, compute, torch.device("meta"), parallel)
+
+
+def _make_model(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    compute: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel | None,
+) -> HybridModel:
     return model_class(checkpoint.config)(
         checkpoint,
         dtype=compute,
-        device=where,
+        device=device,
         dtypes=cache_dtypes(config, compute),
         conv_order=config.conv_order,
         parallel=parallel,

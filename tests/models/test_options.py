@@ -1,14 +1,18 @@
 """What a user types on the command line is what messages speak of, before anything starts."""
 
+import shutil
 import subprocess
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from blockstride.models import EngineConfig
 from blockstride.models.cli import main
 from blockstride.models.commands import generate, layouts, plan
 from blockstride.models.commands.dispatch import Parser
+from blockstride.models.distributed.messages import Setup
+from blockstride.models.distributed.sizes import check_engines
 from blockstride.models.engine import pools
 from blockstride.models.loading import cache_dtypes
 from blockstride.models.memory import available_bytes
@@ -66,6 +70,46 @@ def refusal(reference, capsys, monkeypatch):
 )
 def test_a_message_names_what_was_typed_and_comes_before_any_process(refusal, options, message):
     assert refusal(*options).startswith(message)
+
+
+@pytest.fixture(scope="module")
+def odd(make_reference):
+    """A model whose heads four ranks could share, and whose MLPs they can't."""
+    return make_reference(
+        family="granite",
+        num_hidden_layers=1,
+        layer_types=["mamba"],
+        shared_intermediate_size=50,
+        num_local_experts=0,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (None, "--tp: expected a divisor of 50 (model.shared_mlp"),
+        ("model.norm.weight", "weights: expected model.norm.weight, got a checkpoint without it"),
+    ],
+)
+def test_weights_that_ranks_would_refuse_are_named_before_any_process(
+    refusal, odd, tmp_path, without, message
+):
+    folder = shutil.copytree(odd.path, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(without, None)
+    save_file(weights, folder / "model.safetensors")
+    tp = "4" if without is None else "2"
+    assert (
+        refusal("--model", str(folder), "--tp", tp).removeprefix("decode-0: ").startswith(message)
+    )
+
+
+def test_heads_that_no_layer_has_keep_no_rank_away(odd):
+    config = EngineConfig(tp_size=2, cache_bytes=1 << 24)
+    setup = Setup("decode-0", 0, str(odd.path), "auto", config, "cpu", "", None, 1.0, "", 0)
+    check_engines([setup])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
