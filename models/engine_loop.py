@@ -181,6 +181,7 @@ class EngineLoop:
         requests = [submission.request for submission in self._running.values()]
         for request in requests:
             if request is not None and request.finish_reason is not None:
+                _log_end(request)
                 self._running.pop(request.request_id).listener.on_end(request.finish_reason)
         if self._running and not self._engine.has_work:
             raise RuntimeError(f"engine: expected work on {len(self._running)} requests, got none")
@@ -191,6 +192,8 @@ class EngineLoop:
                 request = self._engine.add_request(submission.prompt_ids, submission.params)
                 submission.request = request
                 self._running[request.request_id] = submission
+                number, size = request.request_id, len(request.prompt_ids)
+                logger.info("request %d: begins, %d prompt tokens", number, size)
         except BaseException as error:  # all or none
             for submission in submissions:
                 self._refuse(submission, error)
@@ -206,6 +209,7 @@ class EngineLoop:
             return False
         self._engine.abort(request)
         del self._running[request.request_id]
+        _log_end(request)
         return True
 
     def _end_all(self) -> None:
@@ -222,6 +226,15 @@ class EngineLoop:
         except Exception:  # an engine that is broken may not even be able to forget it
             logger.exception("a request can't be taken from its engine")
         submission.listener.on_error(error)
+
+
+def _log_end(request: Request) -> None:
+    logger.info(
+        "request %d: ends, %s after %d new tokens",
+        request.request_id,
+        request.error or request.finish_reason,
+        len(request.output_ids),
+    )
 
 
 _OPEN: WeakSet[EngineLoop] = WeakSet()

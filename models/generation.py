@@ -26,6 +26,7 @@ class Completion:
         token_ids: The tokens generated, an end token included.
         num_prompt_tokens: Tokens of the prompt.
         finish_reason: `"stop"`, `"length"`, `"abort"` or `"error"`; see `FinishReason`.
+        error: What went wrong, in words, where that is `"error"`.
     """
 
     prompt: str | tuple[int, ...]
@@ -33,6 +34,7 @@ class Completion:
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     finish_reason: FinishReason
+    error: str = ""
 
 
 class Generation:
@@ -80,7 +82,14 @@ class Generation:
             tuple(self._token_ids),
             len(self.submission.prompt_ids),
             self._finish_reason,
+            self._why_error(),
         )
+
+    def _why_error(self) -> str:
+        if self.text_error is not None:
+            return str(self.text_error)
+        request = self.submission.request
+        return "" if request is None else request.error
 
     def result(self) -> Completion:
         """The completion, or what the engine raised; what text was made of is in it anyway."""
@@ -130,7 +139,7 @@ class Generation:
         except BaseException as error:  # tokenizers raise some that are no Exception
             self.text_error = RuntimeError(f"text: expected some for all tokens, got {error!r}")
             self.text_error.__cause__ = error
-            logger.warning("%s", self.text_error)
+            logger.info("%s", self.text_error)
             return False
         return True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +19,8 @@ from blockstride.models.progress_bar import ProgressBar
 from blockstride.models.prompts import Prompt, as_prompt, encode, list_params, list_prompts
 from blockstride.models.streams import Completions, Stream
 from blockstride.models.text_stream import TextStream
+
+logger = logging.getLogger(__name__)
 
 TokenEngineType = TypeVar("TokenEngineType", bound=TokenEngine)
 # not typing.Self, which beartype accepts in decorated classes only
@@ -33,7 +37,8 @@ class TextGenerator(Generic[TokenEngineType]):
     Args:
         tokenizer: Makes tokens of text, and text of tokens; None: prompts are tokens.
         engine: Continues tokens.
-        default_params: How to continue prompts where a caller doesn't say.
+        default_params: How to continue prompts where a caller doesn't say; its stop texts are left
+            out where there is no tokenizer.
     """
 
     def __init__(
@@ -43,6 +48,9 @@ class TextGenerator(Generic[TokenEngineType]):
         default_params: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     ) -> None:
         self._tokenizer, self.engine = tokenizer, engine
+        if tokenizer is None and default_params.stop:
+            logger.warning("stop texts %s need a tokenizer.json: unused", default_params.stop)
+            default_params = replace(default_params, stop=())
         self.default_params = default_params
         self._decoder = None if tokenizer is None else TokenDecoder(tokenizer)
         self._loop = EngineLoop(engine)

@@ -6,15 +6,22 @@ import argparse
 import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from blockstride.kernels.checks import FLOATS
+from blockstride.kernels.checks import FLOATS, expect
+from blockstride.models.commands.answers import write_answers
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
-from blockstride.models.commands.output import Output, write
-from blockstride.models.commands.prompts import expect_text, read_prompts, typed_prompts
+from blockstride.models.commands.output import Output, say
+from blockstride.models.commands.prompts import (
+    expect_text,
+    read_prompts,
+    typed_prompts,
+    typed_tokens,
+)
 from blockstride.models.commands.values import positive, real, whole
 from blockstride.models.distributed.messages import Report
 from blockstride.models.dtypes import words
@@ -55,6 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", action="append", help="a prompt; repeat for several")
     given.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
+    given.add_argument(
+        "--token-ids",
+        action="append",
+        type=typed_tokens,
+        metavar="IDS",
+        help="a prompt as tokens, as in 1,2,3, for checkpoints without a tokenizer.json as well; "
+        "repeat for several; the new tokens of each are printed in a line, and no text",
+    )
     parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
     _add_sampling(parser.add_argument_group("sampling", SAMPLING_HELP))
     engine, defaults = parser.add_argument_group("engine"), EngineConfig()
@@ -121,8 +136,9 @@ def _add_caches(caches: Any, defaults: EngineConfig) -> None:
 def option_names(args: argparse.Namespace) -> dict[str, str]:
     """What the user types, for arguments of other names."""
     names = {"tp_size": "--tp", "cache_bytes": "--cache-mib"}
-    if args.prompt_file is not None:
-        names["prompt"] = "--prompt-file"
+    for option in ("prompt_file", "token_ids"):
+        if getattr(args, option) is not None:
+            names["prompt"] = f"--{option.replace('_', '-')}"
     for role, engines in (("prefill", args.prefill or ()), ("decode", args.decode or ("",))):
         for i, text in enumerate(engines):
             typed = {part.partition("=")[0].strip() for part in text.split(",")}
@@ -133,11 +149,12 @@ def option_names(args: argparse.Namespace) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates, streaming a single prompt and answering several in order, each when it is done."""
-    if args.prompt is not None:
-        prompts = typed_prompts(args.prompt)
-    else:
-        prompts = read_prompts(args.prompt_file)
+    """Generates, streaming a single text and answering several in order, each when it is done.
+
+    Returns:
+        1 if any prompt wasn't answered to the end, else 0.
+    """
+    prompts = _prompts(args)
     for text in args.stop:
         expect_text("--stop", text)
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
@@ -149,18 +166,24 @@ def run(args: argparse.Namespace) -> int:
         stop = tuple(args.stop) or llm.default_params.stop
         params = replace(llm.default_params, **given, stop=stop)
         logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
-        if len(prompts) == 1:
-            pieces = llm.stream(prompts[0], params)
-            write(prompts[0])
-            for piece in pieces:
-                write(piece)
-            write("\n")
-        else:
-            for completion in llm.completions(prompts, params, progress=True):
-                write(f"{completion.prompt}{completion.text}\n")
+        has_failed = False
+        for i, completion in enumerate(write_answers(llm, prompts, params), 1):
+            if completion.finish_reason == "error":
+                has_failed = True
+                say(f"blockstride generate: prompt {i}: {completion.error}")
         if args.stats:
             _print_stats(llm, loaded - begin, time.perf_counter() - loaded)
-    return 0
+    return int(has_failed)
+
+
+def _prompts(args: argparse.Namespace) -> list[str] | list[tuple[int, ...]]:
+    """What was given, if the checkpoint has a use for it; told before the model is loaded."""
+    if args.token_ids is not None:
+        return args.token_ids
+    folder = Path(args.model)
+    is_bare = (folder / "config.json").is_file() and not (folder / "tokenizer.json").is_file()
+    expect(not is_bare, "prompt", f"--token-ids, as {folder} has no tokenizer.json", "a text")
+    return read_prompts(args.prompt_file) if args.prompt is None else typed_prompts(args.prompt)
 
 
 def _load(args: argparse.Namespace) -> LLM | DistributedLLM:

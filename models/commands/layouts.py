@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blockstride.kernels.checks import FLOATS, expect
+from blockstride.kernels.checks import expect
 from blockstride.layouts import (
     CacheSpec,
     Field,
@@ -23,9 +23,10 @@ from blockstride.layouts import (
 from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account, tokens_that_fit
 from blockstride.layouts.drawing import draw
 from blockstride.layouts.rank_pools import plan_rank_pools
+from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_dtypes
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
-from blockstride.models.dtypes import DTYPES, SHORT, words
+from blockstride.models.dtypes import DTYPES, SHORT
 from blockstride.models.engine import EngineConfig
 from blockstride.models.hf_config import cache_specs, read_config
 
@@ -44,11 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-size", type=whole, default=defaults.block_size, help="tokens that kernels want"
     )
     parser.add_argument("--kernel-block-size", type=whole, help="tokens per block that kernels see")
-    parser.add_argument("--kv-cache-dtype", default="auto", help=f"auto, {words()}")
-    parser.add_argument("--conv-dtype", default="auto", help=f"auto, {words(FLOATS)}")
-    parser.add_argument(
-        "--ssm-dtype", default="auto", help="the same, of recurrent states; auto: fp32"
-    )
+    add_cache_dtypes(parser)
     parser.add_argument("--conv-order", default="DS", help="DS or SD convolution states")
     parser.add_argument("--memory", default="8GiB", help="memory of a rank for its caches")
     parser.add_argument("--num-seqs", type=whole, default=8, help="sequences at a time")
@@ -83,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
-        _print(Output(), report, pools)
+        console = Output()
+        console.print(Text(f"{describe_dtypes(model.values())}\n"))
+        _print(console, report, pools)
     return 0
 
 

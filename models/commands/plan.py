@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from blockstride.kernels.checks import FLOATS, expect
+from blockstride.kernels.checks import expect
 from blockstride.layouts import (
     CacheSpec,
     KVCacheLayout,
@@ -21,12 +21,12 @@ from blockstride.layouts import (
     choose_block_size,
     group_layers,
 )
+from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_dtypes, held_dtypes
 from blockstride.models.commands.calibration import measure_cost_model
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
-from blockstride.models.dtypes import words
 from blockstride.models.engine import EngineConfig
 from blockstride.models.hf_config import cache_specs, read_config
 from blockstride.transfer import (
@@ -69,14 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", default="", metavar="ENGINE", help="the same, for the reader")
     parser.add_argument("--tokens", type=whole, default=8192, help="length of the sequence")
     parser.add_argument("--rank", type=whole, help="one decode rank; all when absent")
-    dtypes = parser.add_argument_group("caches")
-    dtypes.add_argument(
-        "--kv-cache-dtype", default="auto", help=f"auto (of config.json), {words()}"
-    )
-    dtypes.add_argument(
-        "--conv-dtype", default="auto", help=f"auto (of config.json), {words(FLOATS)}"
-    )
-    dtypes.add_argument("--ssm-dtype", default="auto", help="the same; auto: fp32")
+    add_cache_dtypes(parser.add_argument_group("caches"))
     costs = parser.add_argument_group("costs")
     costs.add_argument("--cost-model", type=Path, help="a file that --calibrate wrote")
     costs.add_argument(
@@ -120,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         document = {
             "prefill": describe_engine(prefill),
             "decode": describe_engine(decode),
+            "dtypes": held_dtypes(specs.values()),
             "tokens": args.tokens,
             "cost_model": vars(model),
             "expected_readers": expected_readers(decode, prefill),
@@ -129,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console = Output()
     console.print(f"{describe_engine(prefill)}\n{describe_engine(decode)}", highlight=False)
+    console.print(describe_dtypes(specs.values()), highlight=False)
     console.print(f"{args.tokens} tokens; costs of {model.source}\n", highlight=False)
     for summary in summaries:
         _print_mapping(console, summary)

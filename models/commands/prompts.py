@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blockstride.kernels.checks import expect
+from blockstride.models.commands.values import whole
 
 OPTION = "--prompt-file"
 
@@ -22,6 +23,15 @@ def typed_prompts(prompts: Sequence[str]) -> list[str]:
         expect(bool(prompt), "--prompt", "some text", "an empty prompt")
         expect_text("--prompt", prompt)
     return list(prompts)
+
+
+def typed_tokens(text: str) -> tuple[int, ...]:
+    """A prompt of tokens, from `1,2,3`.
+
+    Raises:
+        ArgumentTypeError: Something else.
+    """
+    return tuple(map(whole, text.split(",")))
 
 
 def expect_text(option: str, text: str) -> None:

@@ -194,7 +194,7 @@ class Engine:
     def _accept(self, request: Request, token: int) -> TokenEvent:
         if token < 0:
             request.error = request.error or "expected finite scores, got NaN or infinity"
-            logger.warning("request %d ends here: %s", request.request_id, request.error)
+            logger.info("request %d ends here: %s", request.request_id, request.error)
             self.abort(request, "error")
             return TokenEvent(request, None)
         request.output_ids.append(token)
