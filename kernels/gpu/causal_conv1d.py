@@ -27,7 +27,12 @@ from blockstride.kernels.gpu.conv_window import (
     load_taps,
     store_rows,
 )
-from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import (
+    ENOUGH_PROGRAMS,
+    assertions,
+    index_dtype,
+    next_power_of_2,
+)
 from blockstride.kernels.gpu.sequence_chunks import end_of
 
 LONGEST_TILE, SHORTEST_TILE = 64, 8
@@ -80,6 +85,7 @@ def causal_conv1d_kernel(
     INDEX: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """One tile of one sequence."""
     sequence, tile = sequence_of_tile(query_start_loc_ptr, num_seqs, tl.program_id(0), BLOCK_T)
@@ -94,6 +100,8 @@ def causal_conv1d_kernel(
     x_ptr += first * stride_x_token + channels * stride_x_channel
     out_ptr += first * stride_out_token + channels * stride_out_channel
     block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
         for _ in range(count):
@@ -176,6 +184,7 @@ def causal_conv1d(
         INDEX=index_dtype(2, conv_state),
         BLOCK_T=block_t,
         BLOCK_D=block_d,
+        **assertions(NUM_BLOCKS=conv_state.shape[0]),
         num_warps=1,
         enable_fp_fusion=False,
     )

@@ -25,7 +25,12 @@ from blockstride.kernels.gpu.conv_window import (
     load_taps,
     store_rows,
 )
-from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import (
+    ENOUGH_PROGRAMS,
+    assertions,
+    index_dtype,
+    next_power_of_2,
+)
 
 
 @triton.jit
@@ -55,6 +60,7 @@ def causal_conv1d_update_kernel(
     SILU: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """Some channels of one sequence."""
     sequence = tl.program_id(0)
@@ -63,6 +69,8 @@ def causal_conv1d_update_kernel(
     x_ptr += first * stride_x_seq + channels * stride_x_channel
     out_ptr += first * stride_out_seq + channels * stride_out_channel
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
         for _ in tl.static_range(NUM_NEW):
@@ -125,6 +133,7 @@ def causal_conv1d_update(
         SILU=activation == "silu",
         INDEX=index_dtype(2, conv_state),
         BLOCK_D=block_d,
+        **assertions(NUM_BLOCKS=conv_state.shape[0]),
         num_warps=1,
         enable_fp_fusion=False,
     )

@@ -22,6 +22,7 @@ from blockstride.kernels.gpu.gated_delta_chunks import (
     load_keys,
 )
 from blockstride.kernels.gpu.launching import (
+    assertions,
     backend_of,
     dense,
     dot_precision,
@@ -69,7 +70,7 @@ def gated_delta_rule_kernel(
     NUM_VALUE_HEADS: tl.constexpr, VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Some value columns of one head of one sequence."""
     # tiles of one head read the same keys, and value heads of a head as well: they are neighbours
@@ -81,6 +82,8 @@ def gated_delta_rule_kernel(
     if start >= stop:
         return
     block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     head = (value_head // VALUE_HEADS_PER_HEAD).to(tl.int64)
     wide_head = value_head.to(tl.int64)
     offs_t, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
@@ -139,6 +142,10 @@ def gated_delta_rule_kernel(
             for index in tl.range(checkpoint, last):
                 row = tl.load(checkpoint_tokens_ptr + index) - first
                 target = tl.load(checkpoint_indices_ptr + index).to(tl.int64)
+                if NUM_BLOCKS is not None:
+                    tl.device_assert(
+                        target < NUM_BLOCKS, "checkpoint_indices: a block past the pool"
+                    )
                 kept = state_after(state, k, change, high, low, row, offs_t, PRECISION)
                 kept = kept.to(ssm_state_ptr.dtype.element_ty)
                 kept_ptr = ssm_state_ptr + target * stride_state_block
@@ -212,6 +219,6 @@ def gated_delta_rule(
         0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], scale,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *ssm_state.stride(),
         *out.stride(), VALUE_DIM=value_dim, INDEX=index_dtype(2, ssm_state), BLOCK_V=block_v,
-        num_stages=1, **meta,
+        num_stages=1, **meta, **assertions(NUM_BLOCKS=ssm_state.shape[0]),
     )  # fmt: skip
     return out

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from blockstride.kernels.gpu.activations import LOG2_E
 from blockstride.kernels.gpu.gated_delta_chunks import NORM_EPS
-from blockstride.kernels.gpu.launching import dense, index_dtype, next_power_of_2, warps_for
+from blockstride.kernels.gpu.launching import (
+    assertions,
+    dense,
+    index_dtype,
+    next_power_of_2,
+    warps_for,
+)
 
 # elements of a program's tile of the state
 TILE = 2048
@@ -45,6 +51,7 @@ def gated_delta_rule_update_kernel(
     # meta-parameters
     VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     L2_NORM: tl.constexpr, INDEX: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Some value columns of one head of one sequence."""
     # on one axis, since the others end at 65,535: tiles of one head read the same key
@@ -60,6 +67,8 @@ def gated_delta_rule_update_kernel(
     out_ptr += sequence * stride_out_seq + value_head * stride_out_head
     places = out_ptr + value_columns * stride_out_dim
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         tl.store(places, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=mask_v)
         return
@@ -116,5 +125,6 @@ def gated_delta_rule_update(
         VALUE_HEADS_PER_HEAD=num_value_heads // num_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         L2_NORM=qk_l2norm, INDEX=index_dtype(2, ssm_state), BLOCK_K=block_k, BLOCK_V=block_v,
         num_warps=warps_for(4 * block_k * block_v), enable_fp_fusion=True,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
     )  # fmt: skip
     return out

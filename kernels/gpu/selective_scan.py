@@ -20,6 +20,7 @@ from torch import Tensor
 
 from blockstride.kernels.gpu.activations import silu
 from blockstride.kernels.gpu.launching import (
+    assertions,
     count_processors,
     dense,
     index_dtype,
@@ -59,13 +60,17 @@ def find_range(query_start_loc_ptr, slot, num_seqs, num_tokens, CHUNK: tl.conste
 
 
 @triton.jit
-def find_run(checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end, block):
+def find_run(
+    checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end, block, NUM_BLOCKS: tl.constexpr
+):  # fmt: skip
     """Where a run of tokens ends and where its last state goes; `block` is for the last run."""
     run_end, target = end, block
     if checkpoint_tokens_ptr is not None:
         is_checkpoint = run < last
         token = tl.load(checkpoint_tokens_ptr + run, mask=is_checkpoint, other=0)
         kept = tl.load(checkpoint_indices_ptr + run, mask=is_checkpoint, other=0)
+        if NUM_BLOCKS is not None:
+            tl.device_assert(kept < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
         run_end = tl.where(is_checkpoint, token + 1, end)
         target = tl.where(is_checkpoint, kept, block)
     return run_end, target
@@ -86,7 +91,7 @@ def selective_scan_kernel(
     stride_z_token, stride_z_channel, stride_out_token, stride_out_channel,
     # meta-parameters
     D_STATE: tl.constexpr, DT_SOFTPLUS: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Some channels of a sequence or a chunk: outputs, checkpoints, and the last state."""
     slot, offs_d = channels_of(dim, BLOCK_D)
@@ -99,6 +104,8 @@ def selective_scan_kernel(
     mask = mask_d[:, None] & mask_n[None, :]
     out_ptr += offs_d.to(tl.int64) * stride_out_channel
     block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         for first in tl.range(begin, end, UNROLL):
             tokens = (first + offs_t).to(tl.int64)[:, None]
@@ -131,7 +138,7 @@ def selective_scan_kernel(
     for run in tl.range(checkpoint, last + 1):
         run_end, target = find_run(
             checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end,
-            tl.where(end == stop, block, 0),
+            tl.where(end == stop, block, 0), NUM_BLOCKS,
         )  # fmt: skip
         for first in tl.range(token_0, run_end, UNROLL):
             y_tile = tl.zeros([UNROLL, BLOCK_D], tl.float32)
@@ -231,7 +238,7 @@ def selective_scan(
         "num_warps": 1,
         "enable_fp_fusion": True,
     }
-    index = index_dtype(2, ssm_state)
+    pool = {"INDEX": index_dtype(2, ssm_state), **assertions(NUM_BLOCKS=ssm_state.shape[0])}
     # the tokens behind the last sequence are one more
     slots, carry = num_seqs + 1, None
     if chunk_size > 0:
@@ -246,7 +253,7 @@ def selective_scan(
         slots = num_slots(num_tokens, num_seqs + 1, chunk_size)
         carry_kernel[(channel_blocks * num_seqs,)](
             A, ssm_state, state_indices, query_start_loc, has_initial_state, carry, total_step,
-            dim, *A.stride(), *ssm_state.stride(), INDEX=index, **meta,
+            dim, *A.stride(), *ssm_state.stride(), **pool, **meta,
         )  # fmt: skip
     selective_scan_kernel[(channel_blocks * slots,)](
         x, dt, A, B, C, ssm_state, state_indices, query_start_loc, has_initial_state,
@@ -254,6 +261,6 @@ def selective_scan(
         num_seqs, num_tokens, 0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], dim,
         *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(), *ssm_state.stride(),
         *(z.stride() if z is not None else (0, 0)), *out.stride(),
-        DT_SOFTPLUS=dt_softplus, INDEX=index, **meta,
+        DT_SOFTPLUS=dt_softplus, **pool, **meta,
     )  # fmt: skip
     return out

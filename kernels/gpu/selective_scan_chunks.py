@@ -109,11 +109,13 @@ def carry_kernel(
     stride_state_block, stride_state_channel, stride_state_state,
     # meta-parameters
     D_STATE: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a sequence: in place of what each adds, leave the state it begins with."""
     sequence, offs_d = channels_of(dim, BLOCK_D)
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     start = tl.load(query_start_loc_ptr + sequence)
     num_chunks = tl.cdiv(tl.load(query_start_loc_ptr + sequence + 1) - start, CHUNK)
     if (block <= 0) | (num_chunks <= 0):

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.gpu.activations import LOG2_E, silu, softplus, widened
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import assertions, index_dtype, next_power_of_2
 from blockstride.kernels.gpu.state_parts import load_parts, store_parts
 
 # states of a program of one warp, 32 a lane
@@ -69,6 +69,7 @@ def selective_state_update_kernel(
     BLOCK_M: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """Some channels of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -80,6 +81,8 @@ def selective_state_update_kernel(
     channels = offs_m.to(tl.int64)
     out_ptr += sequence * stride_out_seq + channels * stride_out_channel
     block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         for _ in range(NUM_NEW):
             tl.store(out_ptr, tl.zeros([BLOCK_M], out_ptr.dtype.element_ty), mask=mask_m)
@@ -186,6 +189,7 @@ def selective_state_update(
         BLOCK_M=block_m,
         PARTS=states // block_n,
         BLOCK_N=block_n,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
         num_warps=1,
         enable_fp_fusion=True,
     )

@@ -166,12 +166,14 @@ def ssd_checkpoint_kernel(
     NUM_HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     D_STATE: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The state after a checkpoint, from the one its chunk begins with, for a tile of a head's."""
     checkpoint, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
     token = tl.load(checkpoint_tokens_ptr + checkpoint)
     block = tl.load(checkpoint_indices_ptr + checkpoint).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
     # past the last sequence it is padding, as it is past the last token
     if (token >= tl.load(query_start_loc_ptr + num_seqs)) | (block <= 0):
         return
@@ -208,11 +210,13 @@ def ssd_carry_kernel(
     stride_state_block, stride_state_head, stride_state_dim, stride_state_state,
     # meta-parameters
     HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Walk a sequence's chunks: where each left what it adds, leave the state it begins with."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     block = tl.load(state_indices_ptr + sequence).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     start = tl.load(query_start_loc_ptr + sequence)
     length = tl.load(query_start_loc_ptr + sequence + 1) - start
     if (block <= 0) | (length <= 0):

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.gpu.activations import LOG2_E, silu, softplus, widened
-from blockstride.kernels.gpu.launching import index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import assertions, index_dtype, next_power_of_2
 from blockstride.kernels.gpu.state_parts import load_parts, store_parts
 from blockstride.kernels.state_ring import StateRing
 
@@ -108,57 +108,30 @@ def ssd_ring_update_kernel(
     dt_bias_ptr,
     out_ptr,
     # strides, in elements
-    stride_x_seq,
-    stride_x_head,
-    stride_x_row,
-    stride_dt_seq,
-    stride_dt_head,
-    stride_B_seq,
-    stride_B_group,
-    stride_B_state,
-    stride_C_seq,
-    stride_C_group,
-    stride_C_state,
-    stride_state_block,
-    stride_state_head,
-    stride_state_row: tl.constexpr,
-    stride_state_state: tl.constexpr,
-    stride_ring_x_block,
-    stride_ring_x_slot,
-    stride_ring_x_head,
-    stride_ring_x_row,
-    stride_ring_B_block,
-    stride_ring_B_slot,
-    stride_ring_B_group,
-    stride_ring_B_state,
-    stride_ring_log_decay_block,
-    stride_ring_log_decay_slot,
-    stride_ring_log_decay_head,
-    stride_ring_held_block,
-    stride_ring_held_head,
-    stride_z_seq,
-    stride_z_head,
-    stride_z_row,
-    stride_out_seq,
-    stride_out_head,
-    stride_out_row,
+    stride_x_seq, stride_x_head, stride_x_row,
+    stride_dt_seq, stride_dt_head,
+    stride_B_seq, stride_B_group, stride_B_state,
+    stride_C_seq, stride_C_group, stride_C_state,
+    stride_state_block, stride_state_head,
+    stride_state_row: tl.constexpr, stride_state_state: tl.constexpr,
+    stride_ring_x_block, stride_ring_x_slot, stride_ring_x_head, stride_ring_x_row,
+    stride_ring_B_block, stride_ring_B_slot, stride_ring_B_group, stride_ring_B_state,
+    stride_ring_log_decay_block, stride_ring_log_decay_slot, stride_ring_log_decay_head,
+    stride_ring_held_block, stride_ring_held_head,
+    stride_z_seq, stride_z_head, stride_z_row,
+    stride_out_seq, stride_out_head, stride_out_row,
     # meta-parameters
-    HEADS_PER_GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    D_STATE: tl.constexpr,
-    LENGTH: tl.constexpr,
-    DT_SOFTPLUS: tl.constexpr,
-    FOLDS: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr,
+    LENGTH: tl.constexpr, DT_SOFTPLUS: tl.constexpr, FOLDS: tl.constexpr, INDEX: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """One token of one head of one sequence, or with `FOLDS` none, and the ring taken in."""
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     group = head // HEADS_PER_GROUP
     block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if not FOLDS:
         x_ptr += sequence * stride_x_seq + head * stride_x_head
         out_ptr += sequence * stride_out_seq + head * stride_out_head
@@ -342,6 +315,7 @@ def _launch(
         BLOCK_L=next_power_of_2(length),
         PARTS=states // block_n,
         BLOCK_N=block_n,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
         num_warps=1,
         enable_fp_fusion=True,
     )

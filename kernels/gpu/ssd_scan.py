@@ -18,6 +18,7 @@ from torch import Tensor
 
 from blockstride.kernels.gpu.activations import silu
 from blockstride.kernels.gpu.launching import (
+    assertions,
     backend_of,
     dense,
     dot_precision,
@@ -173,7 +174,7 @@ def ssd_scan(
     is_wide = x.dtype == torch.float32
     rows = min(chunk_size, 32 if is_wide or backend_of(x.device) == "hip" else 64)
     tile_p, tile_n = min(block_p, 64), min(block_n, 64 if is_wide else 128)
-    index = index_dtype(3, ssm_state)
+    pool = {"INDEX": index_dtype(3, ssm_state), **assertions(NUM_BLOCKS=ssm_state.shape[0])}
     sizes = {"HEAD_DIM": head_dim, "D_STATE": d_state, "CHUNK": chunk_size}
     options = {"num_warps": 4, "enable_fp_fusion": True}
     products = {
@@ -201,15 +202,15 @@ def ssd_scan(
     carry_p = max(1, min(block_p, 2048 // block_n))
     ssd_carry_kernel[(num_seqs, num_heads, -(-head_dim // carry_p))](
         ssm_state, state_indices, query_start_loc, has_initial_state, high, low, carry,
-        num_heads, *ssm_state.stride(), INDEX=index, BLOCK_P=carry_p, BLOCK_N=block_n,
-        **sizes, **options,
+        num_heads, *ssm_state.stride(), BLOCK_P=carry_p, BLOCK_N=block_n,
+        **pool, **sizes, **options,
     )  # fmt: skip
     if checkpoint_tokens is not None and checkpoint_tokens.shape[0] > 0:
         ssd_checkpoint_kernel[(num_heads * checkpoint_tokens.shape[0], state_tiles)](
             x, B, ssm_state, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices,
             step, high, low, carry, num_seqs,
-            *x.stride(), *B.stride(), *ssm_state.stride(), INDEX=index,
-            BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **products,
+            *x.stride(), *B.stride(), *ssm_state.stride(),
+            BLOCK_P=tile_p, BLOCK_N=tile_n, num_stages=1, **pool, **products,
         )  # fmt: skip
     slots = num_slots(num_tokens, num_seqs + 1, chunk_size)
     ssd_output_kernel[(num_heads * slots * (chunk_size // rows),)](

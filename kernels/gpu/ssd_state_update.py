@@ -15,7 +15,12 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.gpu.activations import LOG2_E, silu, softplus, widened
-from blockstride.kernels.gpu.launching import ENOUGH_PROGRAMS, index_dtype, next_power_of_2
+from blockstride.kernels.gpu.launching import (
+    ENOUGH_PROGRAMS,
+    assertions,
+    index_dtype,
+    next_power_of_2,
+)
 from blockstride.kernels.gpu.state_parts import load_parts, store_parts
 
 # states of a tile of one warp, 32 a lane
@@ -94,6 +99,7 @@ def ssd_state_update_kernel(
     BLOCK_M: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
 ):
     """`TILES` tiles of rows of one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -101,6 +107,8 @@ def ssd_state_update_kernel(
     first_row = tl.program_id(2) * (TILES * BLOCK_M)
     out_ptr += sequence * stride_out_seq + head * stride_out_head
     block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
     if block <= 0:
         offs_m = first_row + tl.arange(0, TILES * BLOCK_M)
         out_rows = out_ptr + offs_m.to(tl.int64) * stride_out_row
@@ -228,6 +236,7 @@ def ssd_state_update(
         BLOCK_M=block_m,
         PARTS=states // block_n,
         BLOCK_N=block_n,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
         num_warps=1,
         enable_fp_fusion=True,
     )
