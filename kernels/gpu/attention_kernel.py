@@ -193,12 +193,13 @@ def attention_kernel(
     if k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
     if ANY_SIGN:
-        # the running maximum is one of products, so what is not positive turns the query instead
-        sign = tl.where(factor > 0.0, 1.0, tl.where(factor == 0.0, 0.0, -1.0))
+        # the running maximum is one of products, so what is not positive turns the query instead;
+        # NaN too: so it reaches what a row sees, and no row that sees nothing
+        sign = tl.where(factor > 0.0, 1.0, tl.where(factor < 0.0, -1.0, factor * 0.0))
         query = (query * sign).to(DOT_DTYPE)
         if BLOCK_TAIL > 0:
             query_tail = (query_tail * sign).to(DOT_DTYPE)
-        factor = tl.where(factor == 0.0, 1.0, tl.abs(factor))
+        factor = tl.where(tl.abs(factor) > 0.0, tl.abs(factor), 1.0)
     kv_head = pid_h // tl.cdiv(GROUP, HEADS_PER_TILE)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * stride_table
     if not BY_DESCRIPTOR:

@@ -12,10 +12,10 @@ from support.pools import Batch, batch
 
 from blockstride import kernels
 from blockstride.kernels import gpu
-from blockstride.kernels.checks import full_checks
 from blockstride.kernels.dispatch import INTERPRET
 from blockstride.kernels.gpu import attention_tile
 from tests.kernels.attention_laws import *  # noqa: F403
+from tests.kernels.attention_laws import quantised
 from tests.kernels.calls import attention
 
 unchecked_attention: Any = gpu.paged_attention
@@ -114,10 +114,13 @@ def test_a_bound_of_query_lengths_is_checked_on_the_host():
         kernels.attention_schedule(**attention((1, 20)), max_query_len=19)
 
 
-def test_full_checks_hold_the_ids_of_a_kernel_to_its_pool(overflow_is_an_error):
-    if not INTERPRET:
-        pytest.skip("an assertion ends the context of a GPU")
-    inputs = attention((1, 20))
-    inputs["block_table"][1, 2] = len(inputs["key_cache"])
-    with full_checks(), pytest.raises(Exception, match="block_table: a block past the pool"):
-        unchecked_attention(**inputs, scale=0.3)
+def test_a_scale_of_nan_that_a_device_alone_knows_reaches_what_is_seen_and_no_more(device):
+    inputs = quantised(attention((1, 20)))
+    # the one token of the first sequence, and of the second the first 1 of 20, see missing blocks
+    inputs["block_table"][:, 0] = 0
+    nan = torch.tensor(float("nan"), device=device)
+    out, lse = unchecked_attention(**inputs, scale=0.3, k_scale=nan, return_lse=True)
+    assert torch.equal(out[:2], torch.zeros_like(out[:2]))
+    assert (lse[:2] == -torch.inf).all()
+    assert out[2:].isnan().all()
+    assert lse[2:].isnan().all()
