@@ -15,7 +15,8 @@ from blockstride.kernels.gpu.sequence_chunks import find_chunk, find_slot
 # adding it to a number from -192 to 0 rounds that to a multiple of 2**-8
 TO_GRID: tl.constexpr = tl.constexpr(49152.0)
 LOWEST: tl.constexpr = tl.constexpr(-192.0)
-LONGEST: tl.constexpr = tl.constexpr(3e38)
+# times any rate still a number
+LONGEST: tl.constexpr = tl.constexpr(1e30)
 
 
 @triton.jit
