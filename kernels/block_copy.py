@@ -9,6 +9,7 @@ from blockstride.kernels.checks import (
     INT32,
     expect,
     expect_ids,
+    expect_own_memory,
     expect_tensor,
     shape_of,
 )
@@ -53,6 +54,7 @@ def block_copy(
     shape = (num_layers, num_blocks, num_heads, block_size, content)
     expect_tensor(source, "source", source.shape, CACHE_DTYPES, device)
     expect_tensor(destination, "destination", shape, CACHE_DTYPES, device)
+    expect_own_memory(destination, "destination")
     expect_tensor(source_blocks, "source_blocks", source_list, INT32, device)
     expect_tensor(destination_blocks, "destination_blocks", destination_list, INT32, device)
     if torch.int8 in {source.dtype, destination.dtype} and source.dtype != destination.dtype:

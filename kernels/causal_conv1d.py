@@ -5,7 +5,14 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    FLOATS,
+    INT32,
+    expect,
+    expect_own_memory,
+    expect_tensor,
+    shape_of,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.sequences import expect_prompts, expect_step
 
@@ -132,10 +139,12 @@ def _expect_convolution(
     expect_tensor(x, "x", (*x.shape[:-1], dim), FLOATS, device)
     expect_tensor(weight, "weight", (dim, width), FLOATS, device)
     expect_tensor(conv_state, "conv_state", (num_blocks, dim, width - 1), FLOATS, device)
+    expect_own_memory(conv_state, "conv_state")
     if bias is not None:
         expect_tensor(bias, "bias", (dim,), FLOATS, device)
     if out is not None:
         expect_tensor(out, "out", (*x.shape,), (x.dtype,), device)
+        expect_own_memory(out, "out")
     if not 2 <= width <= MAX_WIDTH:
         expect(False, "weight", f"a width from 2 to {MAX_WIDTH}", width)
     if activation not in {None, "silu"}:

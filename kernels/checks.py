@@ -99,6 +99,19 @@ def expect_tensor(
     expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")
 
 
+def expect_own_memory(tensor: Tensor, name: str) -> None:
+    """Raise if elements of a tensor that is written share memory, as after `expand` they do.
+
+    Raises:
+        ValueError: An axis of several entries has a stride of 0.
+    """
+    if 0 in tensor.stride():
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        is_shared = any(extent > 1 and stride == 0 for extent, stride in axes)
+        got = f"strides {tensor.stride()}"
+        expect(not is_shared, name, "memory of its own for every element that is written", got)
+
+
 def shape_of(tensor: TensorLike, name: str, *num_axes: int) -> tuple[int, ...]:
     """The extents of an argument that has so many axes, or one of several numbers of them.
 

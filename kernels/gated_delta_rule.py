@@ -3,7 +3,14 @@
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    FLOATS,
+    INT32,
+    expect,
+    expect_own_memory,
+    expect_tensor,
+    shape_of,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.sequences import expect_prompts, expect_step
 
@@ -163,9 +170,11 @@ def _expect_rule(
     expect_tensor(g, "g", (num_rows, num_value_heads), FLOATS, device)
     expect_tensor(beta, "beta", (num_rows, num_value_heads), FLOATS, device)
     expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    expect_own_memory(ssm_state, "ssm_state")
     expect_tensor(state_indices, "state_indices", tuple(state_indices.shape), INT32, device)
     if out is not None:
         expect_tensor(out, "out", (num_rows, num_value_heads, value_dim), (v.dtype,), device)
+        expect_own_memory(out, "out")
     if num_heads == 0 or num_value_heads % num_heads:
         expect(False, "v", f"a multiple of the {num_heads} heads of q", num_value_heads)
     if not 1 <= key_dim <= MAX_KEY_DIM:

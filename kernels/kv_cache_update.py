@@ -12,6 +12,7 @@ from blockstride.kernels.checks import (
     INT64,
     expect,
     expect_ids,
+    expect_own_memory,
     expect_tensor,
     shape_of,
     values_are_readable,
@@ -75,6 +76,8 @@ def kv_cache_update(
     expect_tensor(value, "value", (num_tokens, num_kv_heads, value_size), FLOATS, device)
     expect_tensor(key_cache, "key_cache", (*pool, head_size), CACHE_DTYPES, device)
     expect_tensor(value_cache, "value_cache", (*pool, value_size), CACHE_DTYPES, device)
+    expect_own_memory(key_cache, "key_cache")
+    expect_own_memory(value_cache, "value_cache")
     expect_tensor(slot_mapping, "slot_mapping", (num_tokens,), INT64, device)
     expect_scale(k_scale, "k_scale", key_cache)
     expect_scale(v_scale, "v_scale", value_cache)
@@ -84,6 +87,7 @@ def kv_cache_update(
         expect(rotary is not None, "query", "None, as there is no rotary to turn it", "a tensor")
         _, num_heads, _ = shape_of(query, "query", 3)
         expect_tensor(query, "query", (num_tokens, num_heads, head_size), FLOATS, device)
+        expect_own_memory(query, "query")
     on_triton = runs_on_triton(key)
     if on_triton and values_are_readable(slot_mapping):
         expect_ids(slot_mapping, "slot_mapping", num_blocks * block_size, what="slots")

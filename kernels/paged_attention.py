@@ -17,6 +17,7 @@ from blockstride.kernels.checks import (
     FLOATS,
     expect,
     expect_ids,
+    expect_own_memory,
     expect_tensor,
     values_are_readable,
 )
@@ -147,6 +148,7 @@ def paged_attention(
     if out is not None:
         shape = (num_tokens, num_heads, value_cache.shape[3])
         expect_tensor(out, "out", shape, (query.dtype,), device)
+        expect_own_memory(out, "out")
     on_triton = runs_on_triton(query)
     if on_triton and values_are_readable(block_table):
         used = _used_blocks(block_table, seq_lens, query_start_loc, value_cache.shape[2], window)

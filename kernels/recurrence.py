@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    FLOAT32,
+    FLOATS,
+    INT32,
+    expect,
+    expect_own_memory,
+    expect_tensor,
+    shape_of,
+)
 
 MAX_D_STATE = 256
 # in a decode step, those included that a draft proposed
@@ -65,6 +73,7 @@ def expect_recurrence(
     expect_tensor(B, "B", by_state, FLOATS, device)
     expect_tensor(C, "C", by_state, FLOATS, device)
     expect_tensor(ssm_state, "ssm_state", (num_blocks, dim, d_state), FLOATS, device)
+    expect_own_memory(ssm_state, "ssm_state")
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
     if not 1 <= d_state <= MAX_D_STATE:
         expect(False, "A", f"from 1 to {MAX_D_STATE} states", d_state)
@@ -75,6 +84,7 @@ def expect_recurrence(
         expect_tensor(z, "z", by_channel, FLOATS, device)
     if out is not None:
         expect_tensor(out, "out", by_channel, (x.dtype,), device)
+        expect_own_memory(out, "out")
 
 
 def expect_head_recurrence(
@@ -119,6 +129,7 @@ def expect_head_recurrence(
     expect_tensor(C, "C", (*tokens, num_groups, d_state), FLOATS, device)
     pool = (num_blocks, num_heads, head_dim, d_state)
     expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
+    expect_own_memory(ssm_state, "ssm_state")
     for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
         if vector is not None:
             expect_tensor(vector, name, (num_heads,), FLOATS, device)
@@ -126,6 +137,7 @@ def expect_head_recurrence(
         expect_tensor(z, "z", shape, FLOATS, device)
     if out is not None:
         expect_tensor(out, "out", shape, (x.dtype,), device)
+        expect_own_memory(out, "out")
     if num_groups == 0 or num_heads % num_groups:
         expect(False, "B", f"groups that divide {num_heads} heads", num_groups)
     if not 1 <= d_state <= MAX_D_STATE:

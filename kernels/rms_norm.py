@@ -5,7 +5,7 @@ from typing import overload
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, expect, expect_tensor
+from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -74,11 +74,13 @@ def rms_norm(
     expect_tensor(weight, "weight", shape[-1:], FLOATS, device)
     if residual is not None:
         expect_tensor(residual, "residual", shape, FLOATS, device)
+        expect_own_memory(residual, "residual")
     if gate is not None:
         expect_tensor(gate, "gate", shape, FLOATS, device)
     if group_size is not None and (group_size < 1 or shape[-1] % group_size):
         expect(False, "group_size", f"a divisor of {shape[-1]} channels", group_size)
     if out is not None:
         expect_tensor(out, "out", shape, (x.dtype,), device)
+        expect_own_memory(out, "out")
     run = implementation("rms_norm", "rms_norm", runs_on_triton(x))
     return run(x, weight, eps, residual=residual, gate=gate, group_size=group_size, out=out)

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, expect, expect_tensor
+from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -35,5 +35,6 @@ def silu_and_mul(
     if out is not None:
         shape = (*batch, twice_inner // 2)
         expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
+        expect_own_memory(out, "out")
     run = implementation("silu_and_mul", "silu_and_mul", runs_on_triton(gate_up))
     return run(gate_up, out=out)

@@ -3,7 +3,15 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOAT32, FLOATS, INT32, expect, expect_tensor, shape_of
+from blockstride.kernels.checks import (
+    FLOAT32,
+    FLOATS,
+    INT32,
+    expect,
+    expect_own_memory,
+    expect_tensor,
+    shape_of,
+)
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 from blockstride.kernels.recurrence import MAX_D_STATE, expect_head_recurrence
 from blockstride.kernels.sequences import expect_step
@@ -101,6 +109,7 @@ def fold_state_ring(
     """
     shape = shape_of(ssm_state, "ssm_state", 4)
     expect_tensor(ssm_state, "ssm_state", shape, FLOATS, ssm_state.device)
+    expect_own_memory(ssm_state, "ssm_state")
     (num_seqs,) = shape_of(state_indices, "state_indices", 1)
     _, _, num_groups, _ = shape_of(ring.B, "ring.B", 4)
     _expect_ring(ssm_state, ring, state_indices, num_seqs, num_groups)
@@ -119,6 +128,8 @@ def _expect_ring(
     expect_tensor(ring.B, "ring.B", (*slots, num_groups, d_state), FLOATS, device)
     expect_tensor(ring.log_decay, "ring.log_decay", (*slots, num_heads), FLOAT32, device)
     expect_tensor(ring.held, "ring.held", (num_blocks, num_heads), FLOAT32, device)
+    for name, part in zip(ring._fields, ring, strict=True):
+        expect_own_memory(part, f"ring.{name}")
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, device)
     expect_step(state_indices, ssm_state)
     if not 1 <= length <= MAX_RING_LENGTH:

@@ -11,6 +11,7 @@ from blockstride.kernels.checks import (
     INT32,
     expect,
     expect_ids,
+    expect_own_memory,
     expect_tensor,
     shape_of,
     values_are_readable,
@@ -81,6 +82,11 @@ def pack_state(
     for state, field in zip(states, fields, strict=True):
         expect_tensor(state, "states", (num_seqs, *field.shape), FLOATS, pages.device)
     expect_ids(state_indices, "state_indices", len(pages), distinct=True)
+    expect_own_memory(pages, "pages")
+    for field in fields:
+        axes = zip(field.shape, field.stride, strict=True)
+        is_shared = any(extent > 1 and stride == 0 for extent, stride in axes)
+        expect(not is_shared, "fields", "bytes of its own for every element", field)
     run = implementation("state_pages", "pack_state", runs_on_triton(pages))
     run(states, pages, state_indices, fields)
 
@@ -111,6 +117,7 @@ def copy_state(
     expect_ids(source_indices, "source_indices", len(pages))
     expect_ids(destination_indices, "destination_indices", len(pages))
     _expect_apart(source_indices, destination_indices)
+    expect_own_memory(pages, "pages")
     run = implementation("state_pages", "copy_state", runs_on_triton(pages))
     run(pages, source_indices, destination_indices)
 
@@ -139,6 +146,8 @@ def _expect_pages(
     expect(pages.stride(3) == 1, "pages", "bytes of a page side by side", pages.stride())
     for field in fields:
         expect(field.dtype in FLOATS, "fields", "a float dtype", field.dtype, TypeError)
+        strides_fit = len(field.stride) == len(field.shape) and min(field.stride, default=0) >= 0
+        expect(strides_fit, "fields", "a stride of at least 0 for each axis", field)
         inside = field.offset_bytes >= 0 and field.end_bytes <= page_bytes
         expect(inside, "fields", f"a field within {page_bytes} bytes", field)
         steps = (pages.data_ptr() + field.offset_bytes, pages.stride(0))

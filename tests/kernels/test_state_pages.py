@@ -160,6 +160,8 @@ BAD_FIELDS = {
     "past-the-page": (StateField(100, (6, 4), (4, 1), F32), ValueError),
     "before-the-page": (StateField(-4, (1,), (1,), F32), ValueError),
     "off-alignment": (StateField(2, (1,), (1,), F32), ValueError),
+    "backwards-out-of-the-page": (StateField(0, (4,), (-1,), F32), ValueError),
+    "too-few-strides": (StateField(0, (4, 2), (1,), F32), ValueError),
     "integers": (StateField(0, (1,), (1,), torch.int32), TypeError),
 }
 
@@ -168,6 +170,14 @@ BAD_FIELDS = {
 def test_a_field_that_does_not_fit_the_page_is_refused(field, error):
     with pytest.raises(error, match=r"^fields: expected"):
         unpack_state(random_pages(), ids(1), [field])
+
+
+def test_a_field_whose_elements_share_bytes_may_be_read_and_not_written():
+    field = StateField(4, (3, 2), (0, 1), F32)
+    (state,) = unpack_state(random_pages(), ids(1), [field])
+    assert torch.equal(state, state[:, :1].expand(1, 3, 2))
+    with pytest.raises(ValueError, match=r"^fields: expected bytes of its own"):
+        pack_state([state], random_pages(), ids(1), [field])
 
 
 def test_the_number_of_states_and_of_dtypes_must_be_that_of_fields():
