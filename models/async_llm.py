@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from blockstride.models.engine import SamplingParams
+from blockstride.models.engine.values import expect_type
 from blockstride.models.generation import Batch, Completion
 from blockstride.models.prompts import Prompt, as_prompt
 from blockstride.models.text_generator import TextGenerator
@@ -19,9 +20,13 @@ class AsyncLLM:
 
     Args:
         llm: What generates; closing this closes it.
+
+    Raises:
+        TypeError: Something else, such as a path.
     """
 
     def __init__(self, llm: TextGenerator[Any]) -> None:
+        expect_type(llm, "llm", TextGenerator, "an LLM or a DistributedLLM")
         self.llm = llm
 
     async def generate(
@@ -75,7 +80,13 @@ class _Mailbox:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
     async def get(self) -> str | None:
-        """The next item."""
+        """The next item.
+
+        Raises:
+            RuntimeError: Another event loop runs: nothing that is put in would wake this one.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("stream: expected the event loop that it was made in, got another")
         return await self._queue.get()
 
 

@@ -113,7 +113,8 @@ class EngineLoop:
         Raises:
             RuntimeError: It was closed, or belongs to another process.
         """
-        self._expect_own_process()
+        if self._is_fork:
+            raise RuntimeError("LLM: expected the process that uses it, got a fork of that")
         with self._lock:
             if self._why_closed:
                 raise RuntimeError(self._why_closed)
@@ -131,9 +132,12 @@ class EngineLoop:
         self._engine.wake()
 
     def close(self) -> None:
-        """Ends all requests, with an error for those who wait, and then the thread."""
-        if self._thread is not None:
-            self._expect_own_process()
+        """Ends all requests, with an error for those who wait, and then the thread.
+
+        In a fork it does nothing: what there is to end is the other process's.
+        """
+        if self._is_fork:
+            return
         with self._lock:
             if not self._why_closed:
                 self._why_closed = "LLM: expected an open one, got one that was closed"
@@ -144,10 +148,10 @@ class EngineLoop:
         if thread is not None:
             thread.join(CLOSE_SECONDS)
 
-    def _expect_own_process(self) -> None:
-        """A fork has the engine's memory, and neither its threads nor its devices."""
-        if self._thread is not None and self._process != os.getpid():
-            raise RuntimeError("LLM: expected the process that uses it, got a fork of that")
+    @property
+    def _is_fork(self) -> bool:
+        """Whether this process has the engine's memory, and neither its thread nor its devices."""
+        return self._thread is not None and self._process != os.getpid()
 
     def _start(self) -> None:
         # it ends with the interpreter, which ends it in order if it can
@@ -254,5 +258,4 @@ def _serve(commands: SimpleQueue[Callable[[], None] | None], weak_loop: ref[Engi
 def _close_all() -> None:
     """Threads that compute while the interpreter is taken down bring it down."""
     for loop in list(_OPEN):
-        if loop._process == os.getpid():
-            loop.close()
+        loop.close()

@@ -45,7 +45,8 @@ class Generation:
         prompt_ids: Its tokens.
         params: How to continue it.
         text: Makes text of tokens.
-        on_piece: Called with text that is decided, on the loop's thread.
+        on_piece: Called with text that is decided, on the loop's thread; if it raises, nobody reads
+            any more, and the request ends.
         on_done: Called when nothing follows, on the loop's thread.
 
     Attributes:
@@ -112,15 +113,17 @@ class Generation:
     def on_token(self, token_id: int) -> FinishReason | None:
         """See `Listener`."""
         self._token_ids.append(token_id)
-        if not self._tell(lambda: self._text.push(token_id)):
+        is_read = self._say(lambda: self._text.push(token_id))
+        if self.text_error is not None:
             return "error"
-        return "stop" if self._text.stopped else None
+        return "stop" if self._text.stopped else None if is_read else "abort"
 
     def on_end(self, reason: FinishReason) -> None:
         """See `Listener`."""
-        is_told = self._tell(self._text.finish)
+        self._say(self._text.finish)
+        reason = reason if self.text_error is None else "error"
         # it may have been the last token allowed
-        self._finish_reason = "stop" if self._text.stopped else reason if is_told else "error"
+        self._finish_reason = "stop" if self._text.stopped else reason
         self._end()
 
     def on_error(self, error: BaseException) -> None:
@@ -128,29 +131,33 @@ class Generation:
         self.error = error
         self._end()
 
-    def _tell(self, decode: Callable[[], str]) -> bool:
-        """Has text made of tokens and passes it on, unless either goes wrong."""
+    def _say(self, decode: Callable[[], str]) -> bool:
+        """Has text made of tokens, unless that went wrong before; whether somebody reads it."""
         if self.text_error is not None:
-            return False
+            return True
         try:
             piece = decode()
-            if piece and self._on_piece is not None:
-                self._on_piece(piece)
         except BaseException as error:  # tokenizers raise some that are no Exception
             self.text_error = RuntimeError(f"text: expected some for all tokens, got {error!r}")
             self.text_error.__cause__ = error
             logger.info("%s", self.text_error)
-            return False
-        return True
+            return True
+        return not piece or self._on_piece is None or _call(self._on_piece, piece)
 
     def _end(self) -> None:
         self.done.set()
         if self._on_done is not None:
-            try:
-                self._on_done()
-            except RuntimeError:
-                # an event loop that was closed has no one who waits
-                logger.debug("nobody waits for a request any more")
+            _call(self._on_done)
+
+
+def _call(listener: Callable[..., Any], *arguments: object) -> bool:
+    """Whether somebody listens: an event loop that was closed has no one who does."""
+    try:
+        listener(*arguments)
+    except Exception:
+        logger.debug("nobody waits for a request any more", exc_info=True)
+        return False
+    return True
 
 
 class Batch:

@@ -7,12 +7,14 @@ engine can do all of it, so roles are a preference: what an engine loses by dyin
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from blockstride.kernels.checks import expect
@@ -83,14 +85,15 @@ class Deployment:
         # not of this object, whose end would wait for that of the watch
         self._watch = watch = Watch(answer_seconds, lambda engine: inbox.put(engine, Silent()))
         self._next_id = 0
-        self._folder = TemporaryDirectory(prefix="blockstride-")
+        self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
         settings = None
         if prefill:
             settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
             # whoever gives engines different types wants them converted
             settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
         self.engines: list[EngineProcesses] = []
-        self._finalizer = weakref.finalize(self, _end, self.engines, watch, self._folder)
+        belongings = self.engines, watch, self._folder
+        self._finalizer = weakref.finalize(self, _end, self._process, *belongings)
         try:
             self.engines += plan_engines(
                 [
@@ -100,7 +103,7 @@ class Deployment:
                 path=path,
                 dtype=dtype,
                 device=device,
-                folder=self._folder.name,
+                folder=self._folder,
                 transfer=settings,
                 answer_seconds=answer_seconds,
                 model_fingerprint=fingerprint,
@@ -129,7 +132,10 @@ class Deployment:
             ValueError: An empty prompt, a token outside the vocabulary, or a prompt that leaves no
                 room in a cache for one more token.
             EngineDiedError: No engine is left.
+            RuntimeError: A fork of the process that made this asks.
         """
+        if self._process != os.getpid():
+            raise RuntimeError("deployment: expected the process that made it, got a fork of that")
         self.limits.check(prompt_ids)
         max_len = min(self.limits.max_len, len(prompt_ids) + params.max_tokens)
         request = Request(self._next_id, list(prompt_ids), params, max_len)
@@ -208,15 +214,20 @@ class Deployment:
         return [reports[engine.engine_id] for engine in asked if engine.is_alive]
 
     def close(self) -> None:
-        """Ends all processes; requests that are under way end with them."""
+        """Ends all processes, and requests with them; in a fork it does nothing."""
+        if self._process != os.getpid():
+            return
         # readers say goodbye to those that they read from
         for engine in reversed(self.engines):
             engine.close()
         self._finalizer()
 
 
-def _end(engines: Sequence[EngineProcesses], watch: Watch, folder: TemporaryDirectory[str]) -> None:
+def _end(process: int, engines: Sequence[EngineProcesses], watch: Watch, folder: str) -> None:
+    if process != os.getpid():
+        # a fork has all this in memory, and ends it no more than its parent does
+        return
     watch.stop()
     for engine in engines:
         engine.kill()
-    folder.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampler import sample
 from blockstride.models.engine.sampling import SamplingParams
-from blockstride.models.engine.scheduler import Scheduler
+from blockstride.models.engine.scheduler import Scheduled, Scheduler
 from blockstride.models.engine.step_timer import StepTimer
 from blockstride.models.engine.warm_up import warm_up_batches
 from blockstride.models.hybrid_model import HybridModel
@@ -87,6 +87,7 @@ class Engine:
             model.config.vocab_size,
         )
         self.max_len = self.limits.max_len
+        expect(config.max_len != 1, "max_len", "at least 2 tokens", config.max_len)
         enough = self.max_len >= 2
         expect(enough, "num_blocks", "room for two tokens", [p.num_blocks for p in layouts])
         self.blocks = BlockManager(layouts, config.max_num_seqs, self.max_len)
@@ -158,11 +159,23 @@ class Engine:
         Returns:
             The new token of each request whose known tokens are all computed; requests in the
             middle of their prompt have none.
+
+        Raises:
+            BaseException: What comes in the way, such as an interrupt, or memory that is used up;
+                the next step computes the same requests again, from their first tokens.
         """
         self._timer.start()
         step = self.scheduler.schedule()
-        if not step:
-            return []
+        try:
+            return self._run(step) if step else []
+        except BaseException:
+            # some states have taken their tokens in, and others haven't
+            for request in (scheduled.request for scheduled in reversed(step)):
+                if request.finish_reason is None:
+                    self.scheduler.preempt(request)
+            raise
+
+    def _run(self, step: Sequence[Scheduled]) -> list[TokenEvent]:
         batch = make_batch(step, self.blocks, self.groups)
         if batch.is_decode:
             self._timer.settle()

@@ -148,7 +148,7 @@ class Scheduler:
                 step.append(Scheduled(request, count))
                 budget -= count
             elif self.running[-1] is not request:
-                self._preempt_youngest()
+                self.preempt(self.running[-1])
                 continue
             # the youngest waits with what it has: it loses that only to an older one
             index += 1
@@ -170,8 +170,9 @@ class Scheduler:
         cached = request.num_cached
         return self.blocks.reserve(request.request_id, cached, cached + count)
 
-    def _preempt_youngest(self) -> None:
-        request = self.running.pop()
+    def preempt(self, request: Request) -> None:
+        """Puts a request that runs back to the head of the queue, to be computed again."""
+        self.running.remove(request)
         self._admission.on_preempted(request)
         self._on_freed(self.blocks.release(request.request_id))
         request.num_cached = 0

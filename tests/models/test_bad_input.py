@@ -121,6 +121,7 @@ def test_heads_are_as_many_as_queries_when_config_names_no_groups():
         ({"cache_bytes": 1000}, "cache_bytes: expected at least .*, got 1,000"),
         ({"num_blocks": (1, 1)}, "num_blocks: expected room"),
         ({"num_blocks": (4, 4, 4)}, "num_blocks: expected 2 counts"),
+        ({"max_len": 1}, "max_len: expected at least 2 tokens, got 1"),
     ],
 )
 def test_sizes_that_cannot_work_are_named(reference, config, message):

@@ -191,6 +191,21 @@ def test_a_request_ends_with_the_thread_that_reads_it(llm):
     until(lambda: not llm.engine.has_work)
 
 
+def test_a_stream_ends_with_its_event_loop(llm, caplog):
+    left = []
+
+    async def leave():
+        left.append(AsyncLLM(llm).stream("abc", ENDLESS))
+        await anext(left[0])
+
+    asyncio.run(leave())
+    until(lambda: not llm.engine.has_work)
+    assert left[0].completion.finish_reason == "abort"
+    assert not caplog.records
+    with pytest.raises(RuntimeError, match="stream: expected the event loop that it was made in"):
+        asyncio.run(left[0].aclose())
+
+
 def test_completions_come_in_order_and_end_with_their_iterator(llm, alone):
     completions = llm.completions([PROMPTS[0], "abc"], [PARAMS[0], ENDLESS])
     assert next(completions).text == alone[PROMPTS[0], 0]
@@ -303,11 +318,12 @@ endless = SamplingParams(max_tokens=3000, ignore_eos=True)
 stream = llm.stream("abc", endless)
 next(stream)
 if (child := os.fork()) == 0:
+    llm.close()
     try:
         llm.generate("abc")
     except RuntimeError as error:
-        os._exit(7 if "a fork of that" in str(error) else 1)
-    os._exit(1)
+        sys.exit(7 if "a fork of that" in str(error) else 1)
+    sys.exit(1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 threading.Thread(target=llm.generate, args=("abc", endless), daemon=True).start()
 next(stream)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockstride.layouts import KVCacheLayout
-from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models import LLM, AsyncLLM, EngineConfig, SamplingParams
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.llm import _configs
 from blockstride.models.prompts import encode, list_params, list_prompts
@@ -51,6 +51,11 @@ def make(cls, **fields):
 def test_a_sampling_parameter_of_another_type_is_named(field, value):
     with pytest.raises(TypeError, match=f"^{field}: expected .*, got "):
         make(SamplingParams, **{field: value})
+
+
+def test_a_path_is_no_llm_for_tasks():
+    with pytest.raises(TypeError, match=r"^llm: expected an LLM or a DistributedLLM, got 'here'"):
+        make(AsyncLLM, llm="here")
 
 
 def test_a_stop_given_as_one_string_is_one_stop():

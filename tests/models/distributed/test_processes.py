@@ -21,9 +21,20 @@ from blockstride.models import DistributedLLM, EngineConfig
 small = {"cache_bytes": 1 << 24}
 engines = {"prefill": EngineConfig(**small), "decode": EngineConfig(tp_size=2, **small)}
 llm = DistributedLLM(sys.argv[1], device="cpu", **engines)
-if sys.argv[2] == "forks" and os.fork() == 0:
-    # it has all pipes of its parent, too
-    time.sleep(60)
+if sys.argv[2] == "forks":
+    if os.fork() == 0:
+        try:
+            llm.generate("abc")
+        except RuntimeError as error:
+            llm.close()
+            sys.exit("fork" not in str(error))
+    assert os.wait()[1] == 0
+    # the end of a fork, which is an ordinary one, ends nothing of its parent's
+    assert os.path.exists(llm.engine._folder)
+    llm.generate("abc")
+    if os.fork() == 0:
+        # it has all pipes of its parent, too
+        time.sleep(60)
 print(json.dumps([pid for engine in llm.engine.engines for pid in engine.pids]), flush=True)
 time.sleep(60)
 """
@@ -55,7 +66,7 @@ def test_closing_ends_all_processes(deploy, reference):
     pids = [pid for each in llm.engine.engines for pid in each.pids]
     llm.close()
     assert not any(map(is_running, pids))
-    assert not Path(llm.engine._folder.name).exists()
+    assert not Path(llm.engine._folder).exists()
 
 
 def test_no_process_is_pinned_to_a_core_or_spins(deploy, reference):
