@@ -89,14 +89,21 @@ def expect_tensor(
 
     Raises:
         ValueError: The shape or the device differs.
-        TypeError: The dtype is not accepted.
+        TypeError: It is no tensor, or the dtype is not accepted.
     """
-    if tensor.shape == shape and tensor.dtype in dtypes and tensor.device == device:
-        return
+    try:
+        if tensor.shape == shape and tensor.dtype in dtypes and tensor.device == device:
+            return
+    except AttributeError:
+        raise _no_tensor(tensor, name) from None
     expect(tensor.shape == shape, name, f"shape {tuple(shape)}", f"shape {tuple(tensor.shape)}")
     names = " or ".join(str(dtype) for dtype in dtypes)
     expect(tensor.dtype in dtypes, name, names, tensor.dtype, TypeError)
     expect(False, name, f"a tensor on {device}", f"one on {tensor.device}")
+
+
+def _no_tensor(value: object, name: str) -> TypeError:
+    return TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
 
 
 def expect_own_memory(tensor: Tensor, name: str) -> None:
@@ -105,7 +112,7 @@ def expect_own_memory(tensor: Tensor, name: str) -> None:
     Raises:
         ValueError: An axis of several entries has a stride of 0.
     """
-    if 0 in tensor.stride():
+    if 0 in tensor.stride() and tensor.numel() > 0:
         axes = zip(tensor.shape, tensor.stride(), strict=True)
         is_shared = any(extent > 1 and stride == 0 for extent, stride in axes)
         got = f"strides {tensor.stride()}"
@@ -113,13 +120,17 @@ def expect_own_memory(tensor: Tensor, name: str) -> None:
 
 
 def shape_of(tensor: TensorLike, name: str, *num_axes: int) -> tuple[int, ...]:
-    """The extents of an argument that has so many axes, or one of several numbers of them.
+    """The extents of an argument that has so many axes, or one of several numbers, or any.
 
     Raises:
         ValueError: It has another number of axes.
+        TypeError: It is no tensor.
     """
-    shape = tensor.shape
-    if len(shape) not in num_axes:
+    try:
+        shape = tensor.shape
+    except AttributeError:
+        raise _no_tensor(tensor, name) from None
+    if num_axes and len(shape) not in num_axes:
         counts = " or ".join(map(str, num_axes))
         expect(False, name, f"{counts} axes", f"shape {tuple(shape)}")
     return shape

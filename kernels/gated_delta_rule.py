@@ -76,7 +76,7 @@ def gated_delta_rule(
 
     Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
     """
-    _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
+    _expect_rule(q, k, v, g, beta, ssm_state, out)
     expect_prompts(
         q.shape[0], ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices,
@@ -140,7 +140,7 @@ def gated_delta_rule_update(
     """
     num_seqs, _, _ = shape_of(q, "q", 3)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, q.device)
-    _expect_rule(q, k, v, g, beta, ssm_state, state_indices, out)
+    _expect_rule(q, k, v, g, beta, ssm_state, out)
     expect_step(state_indices, ssm_state)
     run = implementation("gated_delta_rule", "gated_delta_rule_update", runs_on_triton(q))
     scale = k.shape[2] ** -0.5 if scale is None else scale
@@ -156,7 +156,6 @@ def _expect_rule(
     g: Tensor,
     beta: Tensor,
     ssm_state: Tensor,
-    state_indices: Tensor,
     out: Tensor | None,
 ) -> None:
     """Check what a prompt and a decode step have in common."""
@@ -171,7 +170,6 @@ def _expect_rule(
     expect_tensor(beta, "beta", (num_rows, num_value_heads), FLOATS, device)
     expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
     expect_own_memory(ssm_state, "ssm_state")
-    expect_tensor(state_indices, "state_indices", tuple(state_indices.shape), INT32, device)
     if out is not None:
         expect_tensor(out, "out", (num_rows, num_value_heads, value_dim), (v.dtype,), device)
         expect_own_memory(out, "out")

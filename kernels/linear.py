@@ -65,8 +65,8 @@ def linear(
         ValueError: A shape or a device does not fit.
         TypeError: A dtype is not accepted, or differs between the arguments.
     """
-    dtype, device = x.dtype, x.device
     (num_rows, _), (dim_out, dim) = shape_of(x, "x", 2), shape_of(weight, "weight", 2)
+    dtype, device = x.dtype, x.device
     expect_tensor(x, "x", (num_rows, dim), FLOATS, device)
     expect_tensor(weight, "weight", (dim_out, dim), (dtype,), device)
     if bias is not None:

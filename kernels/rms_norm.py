@@ -5,7 +5,7 @@ from typing import overload
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor
+from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -68,7 +68,7 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization"; Dao and Gu, "Transformers
     are SSMs", 7.1, for the gate.
     """
-    shape, device = x.shape, x.device
+    shape, device = shape_of(x, "x"), x.device
     expect(len(shape) > 0, "x", "rows of channels", "no axis")
     expect_tensor(x, "x", shape, FLOATS, device)
     expect_tensor(weight, "weight", shape[-1:], FLOATS, device)

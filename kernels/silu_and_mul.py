@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor
+from blockstride.kernels.checks import FLOATS, expect, expect_own_memory, expect_tensor, shape_of
 from blockstride.kernels.dispatch import implementation, runs_on_triton
 
 
@@ -27,14 +27,15 @@ def silu_and_mul(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2.
     """
-    expect(gate_up.dim() > 0, "gate_up", "rows of an even width", "no axis")
-    *batch, twice_inner = gate_up.shape
+    shape = shape_of(gate_up, "gate_up")
+    expect(len(shape) > 0, "gate_up", "rows of an even width", "no axis")
+    *batch, twice_inner = shape
     if twice_inner % 2:
         expect(False, "gate_up", "rows of an even width", twice_inner)
-    expect_tensor(gate_up, "gate_up", gate_up.shape, FLOATS, gate_up.device)
+    expect_tensor(gate_up, "gate_up", shape, FLOATS, gate_up.device)
     if out is not None:
-        shape = (*batch, twice_inner // 2)
-        expect_tensor(out, "out", shape, (gate_up.dtype,), gate_up.device)
+        half = (*batch, twice_inner // 2)
+        expect_tensor(out, "out", half, (gate_up.dtype,), gate_up.device)
         expect_own_memory(out, "out")
     run = implementation("silu_and_mul", "silu_and_mul", runs_on_triton(gate_up))
     return run(gate_up, out=out)

@@ -131,8 +131,9 @@ def test_every_tensor_argument_may_have_any_strides(name: str, call: Call, devic
             raise
 
 
-def wrong(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def wrong(tensor: Tensor) -> Iterator[tuple[str, Any]]:
     """What must not be taken for a tensor."""
+    yield "no tensor", 0.5
     yield "another dtype", tensor.to(torch.complex64)
     yield "another device", tensor.to("meta")
     yield "an axis more", tensor[None]
@@ -156,5 +157,5 @@ def test_a_wrong_tensor_is_refused_by_the_name_of_an_argument(name: str, call: C
                     call.function(**arguments)
                 assert re.match(rf"({names})[^ ]*: expected ", str(refusal.value))
             except BaseException as error:
-                error.add_note(f"{name}: {path} of {kind}, shape {tuple(other.shape)}")
+                error.add_note(f"{name}: {path} of {kind}: {other}")
                 raise

@@ -7,6 +7,7 @@ import torch
 from blockstride.kernels.checks import (
     checks_are_full,
     expect,
+    expect_own_memory,
     expect_query_start_loc,
     expect_tensor,
     full_checks,
@@ -35,6 +36,18 @@ def test_a_tensor_is_held_to_shape_dtype_and_device():
         expect_tensor(x, "x", (2, 3), (torch.int8, torch.bool), CPU)
     with pytest.raises(ValueError, match=r"^x: expected a tensor on meta, got one on cpu$"):
         expect_tensor(x, "x", (2, 3), (torch.float32,), torch.device("meta"))
+
+
+def test_what_is_written_has_memory_of_its_own_for_every_element():
+    row = torch.zeros(1, 3)
+    for fine in (row, row.T, row.expand(1, 3), row[:, ::2], torch.zeros(()), row.expand(0, 3)):
+        expect_own_memory(fine, "out")
+    # as many columns as one likes of no row are no element
+    expect_own_memory(torch.zeros(0, 1).expand(0, 3), "out")
+    with pytest.raises(
+        ValueError, match=r"^out: expected memory of its own .*, got strides \(0, 1"
+    ):
+        expect_own_memory(row.expand(2, 3), "out")
 
 
 @pytest.mark.parametrize("starts", [[0], [0, 0], [0, 3, 3, 7], [0, 6]])
