@@ -1,5 +1,6 @@
 """What a user types on the command line is what messages speak of, before anything starts."""
 
+import json
 import shutil
 import subprocess
 
@@ -106,9 +107,14 @@ def test_weights_that_ranks_would_refuse_are_named_before_any_process(
     )
 
 
-def test_heads_that_no_layer_has_keep_no_rank_away(odd):
-    config = EngineConfig(tp_size=2, cache_bytes=1 << 24)
-    setup = Setup("decode-0", 0, str(odd.path), "auto", config, "cpu", "", None, 1.0, "", 0)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_what_ranks_can_load_is_not_kept_away(odd, tmp_path, is_tied):
+    # no layer has the heads of its config, and a head is there that may be the embedding's copy
+    folder = shutil.copytree(odd.path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": is_tied}))
+    engine = EngineConfig(tp_size=2, cache_bytes=1 << 24)
+    setup = Setup("decode-0", 0, str(folder), "auto", engine, "cpu", "", None, 1.0, "", 0)
     check_engines([setup])
 
 
