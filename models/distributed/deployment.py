@@ -85,13 +85,13 @@ class Deployment:
         # not of this object, whose end would wait for that of the watch
         self._watch = watch = Watch(answer_seconds, lambda engine: inbox.put(engine, Silent()))
         self._next_id = 0
-        self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
         settings = None
         if prefill:
             settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
             # whoever gives engines different types wants them converted
             settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
         self.engines: list[EngineProcesses] = []
+        self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
         belongings = self.engines, watch, self._folder
         self._finalizer = weakref.finalize(self, _end, self._process, *belongings)
         try:
