@@ -169,6 +169,6 @@ def expect_paged_queries(
         expect(False, "window", "at least one token, or None", window)
     if values_are_readable(seq_lens):
         lens, capacity = seq_lens.tolist(), max_blocks * block_size
-        if not 0 <= min(lens, default=0) <= max(lens, default=0) <= capacity:
+        if lens and not 0 <= min(lens) <= max(lens) <= capacity:
             wanted = f"lengths from 0 to the {capacity} tokens of a row of blocks"
             expect(False, "seq_lens", wanted, lens)

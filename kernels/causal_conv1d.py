@@ -143,7 +143,7 @@ def _expect_convolution(
     if bias is not None:
         expect_tensor(bias, "bias", (dim,), FLOATS, device)
     if out is not None:
-        expect_tensor(out, "out", (*x.shape,), (x.dtype,), device)
+        expect_tensor(out, "out", x.shape, (x.dtype,), device)
         expect_own_memory(out, "out")
     if not 2 <= width <= MAX_WIDTH:
         expect(False, "weight", f"a width from 2 to {MAX_WIDTH}", width)

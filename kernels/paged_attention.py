@@ -136,18 +136,17 @@ def paged_attention(
     expect_paged_queries(
         query, key_cache, value_cache, block_table, seq_lens, query_start_loc, window
     )
-    (num_tokens, num_heads, _), device = query.shape, query.device
     if math.isnan(scale):
         expect(False, "scale", "a number", "nan")
     if soft_cap is not None and not soft_cap > 0:
         expect(False, "soft_cap", "a positive number, or None", soft_cap)
     if sinks is not None:
-        expect_tensor(sinks, "sinks", (num_heads,), FLOATS, device)
+        expect_tensor(sinks, "sinks", (query.shape[1],), FLOATS, query.device)
     expect_scale(k_scale, "k_scale", key_cache)
     expect_scale(v_scale, "v_scale", value_cache)
     if out is not None:
-        shape = (num_tokens, num_heads, value_cache.shape[3])
-        expect_tensor(out, "out", shape, (query.dtype,), device)
+        shape = (*query.shape[:2], value_cache.shape[3])
+        expect_tensor(out, "out", shape, (query.dtype,), query.device)
         expect_own_memory(out, "out")
     on_triton = runs_on_triton(query)
     if on_triton and values_are_readable(block_table):
