@@ -116,7 +116,9 @@ class Generation:
         is_read = self._say(lambda: self._text.push(token_id))
         if self.text_error is not None:
             return "error"
-        return "stop" if self._text.stopped else None if is_read else "abort"
+        if self._text.stopped:
+            return "stop"
+        return None if is_read else "abort"
 
     def on_end(self, reason: FinishReason) -> None:
         """See `Listener`."""

@@ -149,7 +149,8 @@ class TextGenerator(Generic[TokenEngineType]):
         Args:
             prompts: See `generate`.
             params: See `generate`.
-            on_piece: Called for each piece of text, on the engine's thread: it mustn't wait.
+            on_piece: Called for each piece of text, on the engine's thread: it mustn't wait, and
+                what it raises ends the request.
             on_done: Called once a request, as the last thing.
 
         Raises:
