@@ -196,7 +196,7 @@ def test_a_checkpoint_without_a_tokenizer_runs_on_tokens(folder, references):
     while request.finish_reason is None:
         llm.engine.step()
     assert request.output_ids == references("jamba").greedy([5, 6, 7], 4)
-    with pytest.raises(ValueError, match=r"tokenizer: expected a tokenizer\.json .*, got none"):
+    with pytest.raises(ValueError, match=r"prompt: expected tokens, as .* no tokenizer\.json"):
         llm.generate("abc")
 
 
