@@ -22,7 +22,7 @@ LONGEST: tl.constexpr = tl.constexpr(1e30)
 @triton.jit
 def split_sum(log_decay):
     """Running sums along the last axis, of multiples of 2**-8 and of what is left."""
-    log_decay = tl.maximum(log_decay, LOWEST)
+    log_decay = tl.maximum(log_decay, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     high = (log_decay + TO_GRID) - TO_GRID
     return tl.cumsum(high, -1), tl.cumsum(log_decay - high, -1)
 
@@ -55,8 +55,8 @@ def ssd_decay_kernel(
         step += bias[:, None]
     if DT_SOFTPLUS:
         step = softplus(step)
-    # finite, or a weight of zero times it would be NaN for the tokens before
-    step = tl.minimum(step, LONGEST)
+    # no infinity, or a weight of zero times it would be NaN for the tokens before; a NaN stays one
+    step = tl.minimum(step, LONGEST, propagate_nan=tl.PropagateNan.ALL)
     rate = tl.load(A_ptr + offs_h, mask=mask_h, other=0.0).to(tl.float32) * LOG2_E
     high, low = split_sum(step * rate[:, None])
     rows = (slot.to(tl.int64) * num_heads + offs_h) * CHUNK

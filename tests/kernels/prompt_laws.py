@@ -179,6 +179,19 @@ def test_decays_to_zero_and_steps_without_end_are_as_in_float64(scan, limit):
     assert_close_by_row(inputs["ssm_state"], states)
 
 
+# numpy warns of what the interpreter computes with
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_step_that_is_no_number_is_seen_in_its_own_sequence_alone(scan):
+    inputs = scan.make(lengths=(40, 3))
+    alone = piece(inputs, 1, 40, 43, initial=True) | {"ssm_state": inputs["ssm_state"].clone()}
+    wanted = scan.function(**alone)
+    inputs["g" if "g" in inputs else "dt"][7] = NAN
+    out = scan.function(**inputs)
+    assert out[7:40].isnan().all()
+    assert inputs["ssm_state"][2].isnan().all()
+    assert_close(out[40:], wanted, **scan.in_company)
+
+
 def test_every_memory_order_gives_the_same_bits(scan, pool_of, assert_same_bits):
     inputs = scan.make(lengths=(5, 19))
     keep(inputs, (20, 7))
