@@ -21,12 +21,14 @@ demo: export DEMO_PROMPT = $(PROMPT)
 demo: $(READY)  ## generate text with the trained hybrid model of this repository
 	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" $(SAMPLING) --stats
 
-# two threads everywhere, so that a laptop and a server run the same tests; Triton decides as it is
-# imported whether kernels are interpreted, hence a run of their own
+# two threads everywhere, so that a laptop and a server run the same tests; two processes, since most
+# tests use one core; Triton decides as it is imported whether kernels are interpreted, hence a run
+# of their own
 test: export OMP_NUM_THREADS = 2
+test: PARALLEL = --numprocesses 2 --dist loadfile --benchmark-disable
 test: lint  ## lint, tests, kernels in Triton's interpreter, each benchmark once, notebooks
-	$(BIN)/pytest
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/gpu
+	$(BIN)/pytest $(PARALLEL)
+	TRITON_INTERPRET=1 $(BIN)/pytest $(PARALLEL) tests/kernels/gpu
 	$(BIN)/pytest bench --benchmark-disable
 	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake $(NOTEBOOKS))
 
