@@ -46,6 +46,7 @@ bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-ov
 
 prove: $(READY)  ## look for counterexamples at length: new random ones, walks, and all of transfer's cases
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=prove
+	STATIC_TARGETS="sm_80 sm_90 sm_100 gfx942" $(BIN)/pytest tests/kernels/gpu/test_static.py
 	$(BIN)/python -m tests.transfer.prove
 	$(BIN)/python -m tests.transfer.killed_writers
 	$(BIN)/python -m tests.models.distributed.walk

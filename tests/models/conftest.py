@@ -1,6 +1,7 @@
 """Real Hugging Face checkpoints, made by transformers from a seed, and its greedy answers."""
 
 import itertools
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,15 @@ def seeded(
     model.save_pretrained(path, max_shard_size=shard)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return Reference(path, model)
+
+
+@pytest.fixture(autouse=True)
+def level_of_logs():
+    """A command that is run in this process sets it for good."""
+    logger = logging.getLogger("blockstride")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(scope="session")
