@@ -9,7 +9,7 @@ from tests.transfer.connector.processes import Crew
 
 @pytest.mark.parametrize("transports", ["all", "tcp"])
 def test_under_random_faults_every_block_is_accounted_for_and_every_byte_right(transports: str):
-    happened = load.run(3.0, 3, transports)
+    happened = load.run(3.0, 3, transports, right=11)
     assert happened["right"] > 10
     assert happened["(kill)"] + happened["(stop)"] > 0
 
