@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from blockstride import kernels
-from blockstride.kernels.dispatch import INTERPRET
+from blockstride.kernels.common.dispatch import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="these are the kernels for CPUs")
 

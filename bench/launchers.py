@@ -12,23 +12,20 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from blockstride.kernels import StateField, StateRing
-from blockstride.kernels.gpu import (
-    attention_schedule,
+from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
+from blockstride.kernels.cache.gpu import (
     block_copy,
-    causal_conv1d,
-    causal_conv1d_update,
     copy_runs,
     copy_state,
     kv_cache_update,
     pack_state,
-    paged_attention,
-    rms_norm,
-    selective_state_update,
-    silu_and_mul,
-    ssd_ring_update,
-    ssd_state_update,
     unpack_state,
 )
+from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.mamba1.gpu import selective_state_update
+from blockstride.kernels.mamba2.gpu import ssd_ring_update, ssd_state_update
+from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.norm.gpu import rms_norm
 
 
 def attention_calls(num_seqs: int = 64) -> dict[str, Callable[[], object]]:

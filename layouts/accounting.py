@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.kv_cache_layout import KVCacheLayout
 from blockstride.layouts.placement import GroupPlacement
 from blockstride.layouts.pool import PoolLayout, plan_pools

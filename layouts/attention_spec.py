@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.field import Axis, Field, Shard
 from blockstride.layouts.page import Segment
 from blockstride.layouts.spec import CacheSpec

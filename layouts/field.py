@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from blockstride.kernels.checks import CACHE_DTYPES, expect
+from blockstride.checks import CACHE_DTYPES, expect
 
 
 class Interval(NamedTuple):

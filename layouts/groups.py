@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.spec import CacheSpec
 
 PoolPolicy = Literal["unified", "split"]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 AXES = "LBHNC"
 """The logical shape, always in this order: layer slots, blocks, heads, tokens, content."""

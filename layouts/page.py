@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.field import Field, resize
 
 ALIGNMENT = 16

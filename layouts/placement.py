@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.field import Field
 from blockstride.layouts.groups import CacheGroup
 from blockstride.layouts.kv_cache_layout import KVCacheLayout

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.groups import CacheGroup, check_policy, group_layers
 from blockstride.layouts.kv_cache_layout import KVCacheLayout
 from blockstride.layouts.page import align

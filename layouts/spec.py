@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.page import Page, Segment
 
 # not typing.Self, which beartype accepts in decorated classes only

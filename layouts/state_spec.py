@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
-from blockstride.kernels.state_pages import StateField
+from blockstride.checks import expect
+from blockstride.kernels.cache.state_pages import StateField
 from blockstride.layouts.field import Axis, Field, Shard
 from blockstride.layouts.page import ALIGNMENT, Segment
 from blockstride.layouts.spec import CacheSpec

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint_files import expect_content, find_weights, read_json
 from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors

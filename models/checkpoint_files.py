@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors.index.json")

@@ -7,7 +7,7 @@ from dataclasses import fields
 from math import inf
 from typing import Any, TypeVar
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 Config = TypeVar("Config")
 KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str}

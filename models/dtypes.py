@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from blockstride.kernels.checks import CACHE_DTYPES, expect
+from blockstride.checks import CACHE_DTYPES, expect
 
 SHORT = {
     torch.float32: "fp32",

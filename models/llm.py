@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import ANSWER_SECONDS

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from blockstride.kernels.checks import FLOATS, expect
+from blockstride.checks import FLOATS, expect
 from blockstride.models.bamba import BambaModel
 from blockstride.models.checkpoint import Checkpoint, CheckpointOutline
 from blockstride.models.dtypes import DTYPES, parse_dtype

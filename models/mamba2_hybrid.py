@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.config_values import expect_heads, read_limits
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.modules import AttentionMixer, LayerWeights, Mamba2Mixer, Mixer, Rotary

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 MIB = 1 << 20
 MACHINE, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")

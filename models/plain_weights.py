@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 EXPECTED = "plain float32, bfloat16 or float16 weights"
 KEYS = ("quantization_config", "compression_config", "quantization")

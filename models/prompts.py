@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.engine import SamplingParams
 from blockstride.models.engine.values import expect_type
 

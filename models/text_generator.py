@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.detokenizer import Detokenizer, TokenDecoder
 from blockstride.models.engine import SamplingParams
 from blockstride.models.engine_loop import EngineLoop, TokenEngine

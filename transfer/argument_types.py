@@ -9,7 +9,7 @@ from reprlib import repr as brief
 from types import UnionType
 from typing import Any
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 
 def expect_type(value: object, name: str, kind: type | UnionType) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from secrets import token_hex
 from time import time
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 PARTIAL = re.compile(r".+\.[0-9a-f]{16}\.partial")
 """Temporary names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import CacheSpec, Field
 from blockstride.transfer.engine_info import EngineTransferInfo
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.atomic_file import write_json
 from blockstride.transfer.copy_plan import CopyPlan
 from blockstride.transfer.peer_plan import PeerPlan

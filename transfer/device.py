@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_type
 
 CPU = torch.device("cpu")

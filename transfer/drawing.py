@@ -9,7 +9,7 @@ from string import ascii_lowercase, digits
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.group_plan import plan_group
 from blockstride.transfer.plan import EngineTransferPlan
 

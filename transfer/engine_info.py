@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import (
     CacheGroup,
     CacheSpec,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.copy_plan import CopyPlan, Indices, Side
 
 POOL_BITS = 48

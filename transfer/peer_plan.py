@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import NULL_BLOCK
 from blockstride.transfer.copy_plan import MAX_INDICES, CopyPlan, Indices
 from blockstride.transfer.engine_info import EngineTransferInfo

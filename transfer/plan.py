@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.mapping import GroupRead, TPMapping

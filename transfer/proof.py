@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import StridedField
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.executor import Ranges, byte_ranges

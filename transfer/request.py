@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from numpy.typing import ArrayLike
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import NULL_BLOCK
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.group_plan import GroupPlan, RowSide, Track

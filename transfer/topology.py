@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.compatibility import expect_same_model
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.mapping import TPMapping, compute_tp_mapping

@@ -11,12 +11,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from blockstride.kernels.gpu import (
-    attention_schedule,
-    block_copy,
-    kv_cache_update,
-    paged_attention,
-)
+from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
+from blockstride.kernels.cache.gpu import block_copy, kv_cache_update
 from gpu_cases.case import Call, Case
 
 HEAD_SIZE, NUM_HEADS, NUM_KV_HEADS = 128, 32, 4

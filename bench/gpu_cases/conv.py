@@ -8,7 +8,7 @@ import torch
 from support import recurrences
 from torch.nn.functional import conv1d, silu
 
-from blockstride.kernels.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import F32, Inputs, hold, ids, random
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu
 
-from blockstride.kernels.gpu import rms_norm, silu_and_mul
+from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.norm.gpu import rms_norm
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import F32, hold, random
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blockstride.kernels import StateField
-from blockstride.kernels.gpu import copy_state, pack_state, unpack_state
+from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import BF16, F32, ids
 

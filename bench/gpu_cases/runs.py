@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from blockstride.kernels.gpu import copy_runs
+from blockstride.kernels.cache.gpu import copy_runs
 from gpu_cases.case import Call, Case
 
 

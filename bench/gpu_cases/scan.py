@@ -10,13 +10,10 @@ from support.budget import assert_within_budget
 from torch import Tensor
 from torch.nn.functional import silu
 
-from blockstride.kernels.gpu import (
-    expert_mlp,
-    gated_delta_rule,
-    gated_delta_rule_update,
-    selective_scan,
-    ssd_scan,
-)
+from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.mamba1.gpu import selective_scan
+from blockstride.kernels.mamba2.gpu import ssd_scan
+from blockstride.kernels.mlp.gpu import expert_mlp
 from gpu_cases.case import Call, Case
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

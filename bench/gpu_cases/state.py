@@ -7,12 +7,8 @@ import torch
 from support import recurrences
 
 from blockstride.kernels import StateRing
-from blockstride.kernels.gpu import (
-    fold_state_ring,
-    selective_state_update,
-    ssd_ring_update,
-    ssd_state_update,
-)
+from blockstride.kernels.mamba1.gpu import selective_state_update
+from blockstride.kernels.mamba2.gpu import fold_state_ring, ssd_ring_update, ssd_state_update
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import BF16, F32, Inputs, hold, ids, random
 

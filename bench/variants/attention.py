@@ -5,13 +5,8 @@ from typing import Any
 import torch
 from aot import meta
 
-from blockstride.kernels.gpu import (
-    attention_schedule,
-    block_copy,
-    copy_runs,
-    kv_cache_update,
-    paged_attention,
-)
+from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
+from blockstride.kernels.cache.gpu import block_copy, copy_runs, kv_cache_update
 from variants.variant import BF16, FP8, FP16, FP32, INT8, Variant, ids
 
 QUANTISED = (FP8, INT8)

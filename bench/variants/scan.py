@@ -5,13 +5,10 @@ from typing import Any
 import torch
 from aot import meta
 
-from blockstride.kernels.gpu import (
-    expert_mlp,
-    gated_delta_rule,
-    gated_delta_rule_update,
-    selective_scan,
-    ssd_scan,
-)
+from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.mamba1.gpu import selective_scan
+from blockstride.kernels.mamba2.gpu import ssd_scan
+from blockstride.kernels.mlp.gpu import expert_mlp
 from variants.variant import BF16, FP32, Variant, ids
 
 

@@ -6,18 +6,12 @@ import torch
 from aot import meta
 
 from blockstride.kernels import StateField, StateRing
-from blockstride.kernels.gpu import (
-    causal_conv1d,
-    causal_conv1d_update,
-    copy_state,
-    pack_state,
-    rms_norm,
-    selective_state_update,
-    silu_and_mul,
-    ssd_ring_update,
-    ssd_state_update,
-    unpack_state,
-)
+from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
+from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.mamba1.gpu import selective_state_update
+from blockstride.kernels.mamba2.gpu import ssd_ring_update, ssd_state_update
+from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.norm.gpu import rms_norm
 from variants.variant import BF16, FP16, FP32, Variant, ids
 
 NUM_SEQS, NUM_BLOCKS, DIM = 64, 4096, 8192

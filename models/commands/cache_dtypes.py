@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from blockstride.kernels.checks import FLOATS
+from blockstride.checks import FLOATS
 from blockstride.layouts import CacheSpec
 from blockstride.models.dtypes import SHORT, words
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from blockstride.checks import expect
 from blockstride.kernels import block_copy
-from blockstride.kernels.checks import expect
 from blockstride.layouts import KVCacheLayout
 from blockstride.transfer import CostModel, calibrate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 DIGITS = 18
 """Of the longest number that anything here counts to."""

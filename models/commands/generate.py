@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from blockstride.kernels.checks import FLOATS, expect
+from blockstride.checks import FLOATS, expect
 from blockstride.models.commands.answers import write_answers
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options

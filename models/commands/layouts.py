@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import (
     CacheSpec,
     Field,

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import (
     CacheSpec,
     KVCacheLayout,

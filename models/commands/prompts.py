@@ -7,7 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.commands.values import whole
 
 OPTION = "--prompt-file"

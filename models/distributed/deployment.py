@@ -17,7 +17,7 @@ from secrets import token_bytes
 from tempfile import mkdtemp
 from typing import Any
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.heartbeat import Watch
 from blockstride.models.distributed.inbox import Ended, Inbox, Silent, Wake

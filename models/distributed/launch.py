@@ -10,7 +10,7 @@ from time import monotonic
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.inbox import Ended, Inbox
 from blockstride.models.distributed.messages import START_SECONDS, Failed, Ready, Setup

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.distributed.messages import Setup
 from blockstride.models.engine.pools import memory_argument, plan_model_pools
 from blockstride.models.hf_config import read_config

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts.accounting import tokens_that_fit
 from blockstride.layouts.poison import poison_blocks
 from blockstride.models.batch import StepBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from numbers import Integral
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.engine.values import expect_type, real, whole
 
 ALL_TOKENS = (1 << 31) - 1

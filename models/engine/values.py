@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 
 def whole(value: object, name: str, least: int, expected: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 NAMES: Mapping[str, Sequence[str]] = {"attention_width": ("hidden_size",)}
 """Keys of the roles that are called otherwise in every family, unless the family says so."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from blockstride.kernels.checks import CACHE_DTYPES, FLOATS, expect
+from blockstride.checks import CACHE_DTYPES, FLOATS, expect
 from blockstride.layouts import CacheSpec
 from blockstride.models.checkpoint_files import read_json
 from blockstride.models.dtypes import parse_dtype

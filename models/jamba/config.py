@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.config_values import (
     expect_heads,
     expect_positive,

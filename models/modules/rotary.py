@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.batch import StepBatch
 
 Angles = tuple[Float[Tensor, "num_tokens half"], Float[Tensor, "num_tokens half"]]

@@ -9,7 +9,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.training.config import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, HybridConfig
 from blockstride.models.training.module import Hybrid
 from blockstride.models.training.text import byte_tokenizer

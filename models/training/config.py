@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 VOCAB_SIZE = 264  # 256 bytes, 3 special tokens, and 5 unused ids so that 8 divides it
 PAD_ID, BOS_ID, EOS_ID = 256, 257, 258

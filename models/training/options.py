@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 
 PRECISIONS = ("float32", "bfloat16")
 LAST_RATE = 0.01  # of the peak

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.training.module import Hybrid
 from blockstride.transfer.atomic_file import write_atomically
 

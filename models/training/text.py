@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor
 from torch.nn import functional
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.training.config import BOS_ID
 
 HELD_OUT_EVERY = 20  # one block in 20 is held out

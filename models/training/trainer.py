@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.models.training.checkpoint import CHECKPOINT_FILES, save_checkpoint
 from blockstride.models.training.config import HybridConfig
 from blockstride.models.training.evaluate import bits_per_byte

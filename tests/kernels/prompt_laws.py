@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from blockstride.kernels.dispatch import INTERPRET
+from blockstride.kernels.common.dispatch import INTERPRET
 from tests.kernels.gpu.support.recurrences import delta_rule, recurrence
 from tests.kernels.recurrences import (
     BF16,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import silu
 
+from blockstride.checks import full_checks
 from blockstride.kernels import causal_conv1d, causal_conv1d_update
-from blockstride.kernels.checks import full_checks
 
 NAN = float("nan")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

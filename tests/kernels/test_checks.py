@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockstride.kernels.checks import (
+from blockstride.checks import (
     checks_are_full,
     expect,
     expect_own_memory,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockstride.kernels import dispatch
+from blockstride.kernels.common import dispatch
 
 
 @pytest.fixture
@@ -60,18 +60,18 @@ def test_triton_implementations_are_bound_to_their_device_where_there_is_a_gpu(m
     monkeypatch.setattr(dispatch, "import_module", lambda _: SimpleNamespace(launch=launch))
     find: Any = dispatch.implementation.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert find("m", "launch", True).__wrapped__ is launch
-    assert find("m", "launch", False) is launch
+    assert find(launch, True).__wrapped__ is launch
+    assert find(launch, False) is launch
 
 
 COUNTS = {"num_tokens", "num_seqs", "num_rows", "num_pairs", "num_runs", "num_checkpoints"}
-GPU_KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "gpu"
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 def test_no_kernel_is_compiled_for_one_number_of_tokens_or_sequences():
     """Nor for one width of a table: these grow while requests are served."""
     found, special = set(), []
-    for file in sorted(GPU_KERNELS.glob("*.py")):
+    for file in sorted(KERNELS.glob("*/gpu/*.py")):
         for function in ast.walk(ast.parse(file.read_text("utf-8"))):
             if not isinstance(function, ast.FunctionDef) or not function.name.endswith("_kernel"):
                 continue

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockstride.kernels import linear, pack_weight
-from blockstride.kernels.linear import MIN_PACKED_ELEMENTS
+from blockstride.kernels.mlp.linear import MIN_PACKED_ELEMENTS
 
 # the last three are large enough to be packed
 SHAPES = [(16, 4), (50, 64), (256, 260), (1000, 77), (260, 1027)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockstride import kernels
-from blockstride.kernels.checks import full_checks
+from blockstride.checks import full_checks
 from tests.kernels.prompt_laws import *  # noqa: F403
 from tests.kernels.recurrences import (
     BF16,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_type, names, whole
 from blockstride.transfer.connector.description import addresses
 from blockstride.transfer.connector.errors import TransferError

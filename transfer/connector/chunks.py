@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.copy_plan import Indices
 
 MAX_CHUNK_DESCRIPTORS = 1 << 14

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.counters import Counters

@@ -9,7 +9,7 @@ from typing import Literal, NoReturn, cast
 
 import torch
 
-from blockstride.kernels.checks import CACHE_DTYPES, expect
+from blockstride.checks import CACHE_DTYPES, expect
 from blockstride.layouts import (
     Axis,
     CacheSpec,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
 from blockstride.transfer.connector.errors import TransferError
 from blockstride.transfer.request import BlockIds

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.connector.errors import LeaseExpiredError, PeerRefusedError
 from blockstride.transfer.request import BlockIds
 

@@ -11,7 +11,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.connector.agent import TransferAgent
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.parts import Region

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import CacheSpec
 from blockstride.transfer.connector.parts import PlanOptions
 from blockstride.transfer.connector.settings import ConnectorSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, whole
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.peer_plan import StrategyChoice

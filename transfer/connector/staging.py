@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockstride.checks import expect
 from blockstride.kernels import block_copy, copy_runs
-from blockstride.kernels.checks import expect
 from blockstride.layouts import StridedField
 from blockstride.transfer.connector.agent import Registration, TransferAgent
 from blockstride.transfer.connector.pairing import Pairing

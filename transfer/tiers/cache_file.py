@@ -13,7 +13,7 @@ from secrets import token_hex
 from types import TracebackType
 from typing import NoReturn
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_type
 from blockstride.transfer.atomic_file import PartialFile
 from blockstride.transfer.engine_info import EngineTransferInfo

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.connector.description import describe, described_engine
 from blockstride.transfer.connector.parts import EnginePart, Part, Positive
 from blockstride.transfer.engine_info import EngineTransferInfo

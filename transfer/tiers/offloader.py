@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.agent import TransferAgent

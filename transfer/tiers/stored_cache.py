@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from blockstride.kernels.checks import expect
+from blockstride.checks import expect
 from blockstride.layouts import NULL_BLOCK, CacheGroup, KVCacheLayout, group_layers
 from blockstride.transfer.argument_types import expect_type, whole
 from blockstride.transfer.compatibility import expect_fingerprint

@@ -1,5 +1,6 @@
 """What is true of the compiled loops alone: threads, caches, faults, bits across calls."""
 
+import ast
 import math
 import threading
 from pathlib import Path
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.kernels.cpu import native, vector_math
-from blockstride.kernels.cpu.native import Program, arguments, claim, i64_at, num_tasks
-from blockstride.kernels.dispatch import INTERPRET
+from blockstride.kernels.common.cpu import native, vector_math
+from blockstride.kernels.common.cpu.native import Program, arguments, claim, i64_at, num_tasks
+from blockstride.kernels.common.dispatch import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="the interpreter replaces the compiled loops")
 
-CPU = Path(native.__file__).parent
+KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 
 
 def ids(*blocks: int) -> Tensor:
@@ -189,16 +190,22 @@ def test_a_program_is_compiled_even_where_nothing_can_be_cached(monkeypatch):
     assert tally.tolist() == [1, 1, 1]
 
 
-def test_a_change_of_any_shared_helper_recompiles_every_program():
+def test_a_change_of_any_helper_recompiles_the_programs_that_may_call_it(tmp_path):
     # numba looks at the file of a program only
-    helpers = {
-        source.name
-        for source in CPU.glob("*.py")
-        if ("@inlined" in (text := source.read_text()) or "@primitive" in text)
-        and "@Program" not in text
-    }
-    assert helpers <= set(native.HELPERS)
-    assert all((CPU / name).exists() for name in native.HELPERS)
+    digest = native.digest_of_helpers.__wrapped__
+    (tmp_path / "program.py").write_text("1")
+    before = digest(tmp_path)
+    assert digest(tmp_path) == before != digest(tmp_path.parent)
+    (tmp_path / "helper.py").write_text("2")
+    assert digest(tmp_path) != before
+
+
+def test_programs_are_compiled_from_helpers_of_their_own_folder_and_the_common_one():
+    for source in KERNELS.glob("*/cpu/*.py"):
+        folders = (f"blockstride.kernels.{source.parts[-3]}.cpu", "blockstride.kernels.common.cpu")
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and ".cpu" in (module := node.module or ""):
+                assert module.startswith(folders), (source, module)
 
 
 def test_block_ids_past_the_pool_are_refused():

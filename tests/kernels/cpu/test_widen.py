@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from blockstride.kernels.cpu.lanes import LANES
-from blockstride.kernels.cpu.native import Program, arguments, claim, f32_at, num_tasks
-from blockstride.kernels.cpu.widen import KINDS, itemsize_of, widen
+from blockstride.kernels.common.cpu.lanes import LANES
+from blockstride.kernels.common.cpu.native import Program, arguments, claim, f32_at, num_tasks
+from blockstride.kernels.common.cpu.widen import KINDS, itemsize_of, widen
 
 
 @Program

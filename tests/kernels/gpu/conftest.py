@@ -16,7 +16,7 @@ import triton
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from blockstride.kernels.dispatch import INTERPRET  # noqa: E402
+from blockstride.kernels.common.dispatch import INTERPRET  # noqa: E402
 
 real_jit = triton.jit
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from blockstride.kernels import gpu
-from blockstride.kernels.checks import full_checks
-from blockstride.kernels.dispatch import INTERPRET
+from blockstride import kernels
+from blockstride.checks import full_checks
+from blockstride.kernels.common.dispatch import INTERPRET, implementation
+from blockstride.kernels.mamba1.gpu import selective_scan
 from tests.kernels.calls import CALLS
 
 pytestmark = [
@@ -42,11 +43,12 @@ def test_an_id_past_the_pool_ends_a_kernel(function, case, name):
     pools, axis = POOLS[name]
     num_blocks = next(inputs[pool].shape[axis] for pool in pools if pool in inputs)
     past = num_blocks * inputs["key_cache"].shape[2] if name == "slot_mapping" else num_blocks
+    launch = implementation(getattr(kernels, function), True)
     with full_checks():
-        getattr(gpu, function)(**inputs)
+        launch(**inputs)
         inputs[name].view(-1)[:1] = past
         with pytest.raises(Exception, match="past the pool"):
-            getattr(gpu, function)(**inputs)
+            launch(**inputs)
 
 
 @pytest.mark.parametrize("chunk_size", [0, 8])
@@ -54,4 +56,4 @@ def test_an_id_past_the_pool_ends_a_scan_in_chunks_or_whole(chunk_size):
     inputs = CALLS["selective_scan"][""].arguments(lengths=(20, 1))
     inputs["state_indices"][0] = len(inputs["ssm_state"])
     with full_checks(), pytest.raises(Exception, match="state_indices: a block past the pool"):
-        gpu.selective_scan(**inputs, chunk_size=chunk_size)
+        selective_scan(**inputs, chunk_size=chunk_size)

@@ -11,9 +11,9 @@ from support import oracles
 from support.pools import Batch, batch
 
 from blockstride import kernels
-from blockstride.kernels import gpu
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import attention_tile
+from blockstride.kernels.attention import gpu
+from blockstride.kernels.attention.gpu import tile as attention_tile
+from blockstride.kernels.common.dispatch import INTERPRET
 from tests.kernels.attention_laws import *  # noqa: F403
 from tests.kernels.attention_laws import quantised
 from tests.kernels.calls import attention

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pools import STRIDE_ORDERS, lazy_pool, memory_of, pool
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import block_copy
+from blockstride.kernels.cache.gpu import block_copy
+from blockstride.kernels.common.dispatch import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 SHAPE = (2, 5, 3, 4, 8)

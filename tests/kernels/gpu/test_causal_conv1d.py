@@ -10,8 +10,8 @@ from support.pools import lazy_pool
 from support.recurrences import as_prompts, convolution
 from torch import Tensor
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 NAN = float("nan")

@@ -11,9 +11,9 @@ from support.pools import GUARD, lazy_pool, memory_of
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import copy_runs
-from blockstride.kernels.gpu.copy_runs import PROGRAMS_PER_PROCESSOR, TILE_BYTES
+from blockstride.kernels.cache.gpu import copy_runs
+from blockstride.kernels.cache.gpu.copy_runs import PROGRAMS_PER_PROCESSOR, TILE_BYTES
+from blockstride.kernels.common.dispatch import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 LENGTHS = (0, 1, 15, 16, 17)

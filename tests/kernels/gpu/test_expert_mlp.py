@@ -9,8 +9,8 @@ from support.budget import assert_within_budget
 from torch import Tensor
 from torch.nn.functional import silu
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import expert_mlp
+from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.mlp.gpu import expert_mlp
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 NAN = float("nan")
@@ -132,5 +132,5 @@ def test_strided_inputs_are_read_as_they_are(assert_same_bits):
 def test_more_pairs_than_one_pass_sorts_give_the_same_bits(assert_same_bits, monkeypatch):
     inputs = make()
     expected = expert_mlp(**inputs)
-    monkeypatch.setattr(sys.modules["blockstride.kernels.gpu.expert_mlp"], "SORT_BLOCK", 16)
+    monkeypatch.setattr(sys.modules["blockstride.kernels.mlp.gpu.expert_mlp"], "SORT_BLOCK", 16)
     assert_same_bits(expert_mlp(**inputs), expected)

@@ -3,7 +3,7 @@ import torch
 from support.budget import assert_follows
 from support.recurrences import delta_rule
 
-from blockstride.kernels.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
 from tests.kernels.recurrences import DTYPE_ROWS, PROMPT_ROWS, Arguments, delta, keep, over_prompts
 
 pytestmark = pytest.mark.usefixtures("on_device")

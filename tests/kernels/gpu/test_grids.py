@@ -11,7 +11,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from blockstride import kernels
-from blockstride.kernels import gpu
+from blockstride.kernels.cache.gpu import copy_runs as launch_copy_runs
 from tests.kernels import calls, recurrences
 from tests.kernels.argument_laws import ENTRIES
 from tests.kernels.calls import Call
@@ -33,7 +33,7 @@ MANY_HEADS: dict[str, Any] = {
 # products of torch, and lists as long as there are sequences
 LAUNCH_NOTHING = {"linear", "pack_experts", "pack_weight"}
 # looks at values on every device, of which there are none
-BY_LAUNCHER = {"copy_runs": gpu.copy_runs}
+BY_LAUNCHER = {"copy_runs": launch_copy_runs}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import interpreter
 
-from blockstride.kernels.dispatch import INTERPRET
+from blockstride.kernels.common.dispatch import INTERPRET
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="there is no interpreter to repair on a GPU")
 NARROW = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pools import STRIDE_ORDERS, lazy_pool, memory_of, pool
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import kv_cache_update
+from blockstride.kernels.cache.gpu import kv_cache_update
+from blockstride.kernels.common.dispatch import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 BLOCKS, HEADS, SIZE = 5, 3, 8

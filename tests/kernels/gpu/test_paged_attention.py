@@ -6,8 +6,9 @@ from support import oracles
 from support.budget import assert_within_budget
 from support.pools import STRIDE_ORDERS, Batch, batch, lazy_pool, memory_of
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import attention_schedule, attention_tile, paged_attention
+from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
+from blockstride.kernels.attention.gpu import tile as attention_tile
+from blockstride.kernels.common.dispatch import INTERPRET
 
 # decode steps, a chunk with context and an empty sequence in one batch
 MIXED = [(1, 70), (40, 25), (0, 0), (1, 0), (3, 17)]

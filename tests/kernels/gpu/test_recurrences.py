@@ -4,7 +4,9 @@ from functools import partial
 
 import pytest
 
-from blockstride.kernels import gpu
+from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.mamba1.gpu import selective_scan, selective_state_update
+from blockstride.kernels.mamba2.gpu import ssd_scan, ssd_state_update
 from tests.kernels.prompt_laws import *  # noqa: F403
 from tests.kernels.recurrences import Recurrence, delta, each, selective, ssd, step_of
 from tests.kernels.step_laws import *  # noqa: F403
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 SCANS = {
     f"selective_scan-chunk-{chunk_size}": Recurrence(
-        partial(gpu.selective_scan, chunk_size=chunk_size),
+        partial(selective_scan, chunk_size=chunk_size),
         selective,
         ("x", "z", "dt"),
         {"rtol": 1.3e-6, "atol": 1e-5},
@@ -21,20 +23,18 @@ SCANS = {
     for chunk_size in (0, 8, 32)
 } | {
     "ssd_scan": Recurrence(
-        partial(gpu.ssd_scan, chunk_size=16), ssd, ("z",), {"rtol": 1e-4, "atol": 1e-4}
+        partial(ssd_scan, chunk_size=16), ssd, ("z",), {"rtol": 1e-4, "atol": 1e-4}
     ),
-    "gated_delta_rule": Recurrence(
-        gpu.gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}
-    ),
+    "gated_delta_rule": Recurrence(gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}),
 }
 SEVERAL = {
     "selective_state_update": Recurrence(
-        gpu.selective_state_update,
+        selective_state_update,
         partial(step_of, selective, num_new=2, dim=40),
         ("x", "z", "dt"),
     ),
     "ssd_state_update": Recurrence(
-        gpu.ssd_state_update, partial(step_of, ssd, num_new=2, head_dim=32), ("x", "z")
+        ssd_state_update, partial(step_of, ssd, num_new=2, head_dim=32), ("x", "z")
     ),
 }
 STEPS = SEVERAL | {
@@ -44,9 +44,7 @@ STEPS = SEVERAL | {
     "ssd_state_update-one-token": SEVERAL["ssd_state_update"]._replace(
         make=partial(step_of, ssd, head_dim=32)
     ),
-    "gated_delta_rule_update": Recurrence(
-        gpu.gated_delta_rule_update, partial(step_of, delta), ("v",)
-    ),
+    "gated_delta_rule_update": Recurrence(gated_delta_rule_update, partial(step_of, delta), ("v",)),
 }
 
 scan, step, several = each(SCANS), each(STEPS), each(SEVERAL)

@@ -5,8 +5,8 @@ import torch
 from support.budget import assert_within_budget
 from torch.nn.functional import silu
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import rms_norm
+from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.norm.gpu import rms_norm
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 NAN = float("nan")

@@ -5,8 +5,8 @@ import pytest
 from support.budget import assert_follows
 from support.recurrences import recurrence
 
-from blockstride.kernels.gpu import selective_scan
-from blockstride.kernels.gpu.selective_scan import choose_chunk
+from blockstride.kernels.mamba1.gpu import selective_scan
+from blockstride.kernels.mamba1.gpu.selective_scan import choose_chunk
 from tests.kernels.recurrences import (
     DTYPE_ROWS,
     OPTION_ROWS,

@@ -2,7 +2,7 @@ import pytest
 from support.budget import assert_follows
 from support.recurrences import recurrence
 
-from blockstride.kernels.gpu import selective_state_update
+from blockstride.kernels.mamba1.gpu import selective_state_update
 from tests.kernels.recurrences import STEP_ROWS, Arguments, at_extremes, over_prompts, selective
 
 pytestmark = pytest.mark.usefixtures("on_device")

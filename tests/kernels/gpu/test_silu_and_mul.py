@@ -3,8 +3,8 @@ import torch
 from support.budget import assert_within_budget
 from torch.nn.functional import silu
 
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import silu_and_mul
+from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.mlp.gpu import silu_and_mul
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 NAN = float("nan")

@@ -9,8 +9,8 @@ from support.recurrences import recurrence
 from torch import Tensor
 
 from blockstride.kernels import StateRing
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import fold_state_ring, ssd_ring_update
+from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.mamba2.gpu import fold_state_ring, ssd_ring_update
 from tests.kernels.recurrences import BF16, F32, OPTION_ROWS, Arguments, ssd
 from tests.kernels.ring_laws import *  # noqa: F403
 from tests.kernels.ring_laws import Rings, make, with_ring

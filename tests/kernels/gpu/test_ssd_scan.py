@@ -5,7 +5,7 @@ import torch
 from support.budget import assert_follows
 from support.recurrences import recurrence
 
-from blockstride.kernels.gpu import ssd_scan
+from blockstride.kernels.mamba2.gpu import ssd_scan
 from tests.kernels.recurrences import (
     BF16,
     DTYPE_ROWS,

@@ -4,7 +4,7 @@ import pytest
 from support.budget import assert_follows
 from support.recurrences import recurrence
 
-from blockstride.kernels.gpu import ssd_state_update
+from blockstride.kernels.mamba2.gpu import ssd_state_update
 from tests.kernels.recurrences import STEP_ROWS, Arguments, at_extremes, over_prompts, ssd, step_of
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -44,7 +44,7 @@ def test_a_program_that_walks_a_head_gives_the_bits_of_many(assert_same_bits, mo
     inputs = step_of(ssd, num_new=2, d_state=128, head_dim=30)
     states = inputs["ssm_state"].clone()
     expected = ssd_state_update(**inputs)
-    module = import_module("blockstride.kernels.gpu.ssd_state_update")
+    module = import_module("blockstride.kernels.mamba2.gpu.ssd_state_update")
     monkeypatch.setattr(module, "ENOUGH_PROGRAMS", 1)
     assert_same_bits(ssd_state_update(**(inputs | {"ssm_state": states})), expected)
     assert_same_bits(states, inputs["ssm_state"])

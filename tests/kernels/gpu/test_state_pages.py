@@ -6,9 +6,9 @@ from support.pools import STRIDE_ORDERS, lazy_pool, memory_of, pool
 from torch import Tensor
 
 from blockstride.kernels import StateField
-from blockstride.kernels.cpu import state_pages as twin
-from blockstride.kernels.dispatch import INTERPRET
-from blockstride.kernels.gpu import copy_state, pack_state, unpack_state
+from blockstride.kernels.cache.cpu import state_pages as twin
+from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
+from blockstride.kernels.common.dispatch import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 F32, BF16, F16, I8 = torch.float32, torch.bfloat16, torch.float16, torch.int8

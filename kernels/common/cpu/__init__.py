@@ -1,0 +1,1 @@
+"""What programs for CPUs share."""

@@ -1,0 +1,5 @@
+"""Short causal convolutions over channels, and their states."""
+
+from blockstride.kernels.conv.causal_conv1d import causal_conv1d, causal_conv1d_update
+
+__all__ = ["causal_conv1d", "causal_conv1d_update"]

@@ -1,1 +1,0 @@
-"""The kernels for CPUs: torch where BLAS does the work, compiled loops elsewhere."""

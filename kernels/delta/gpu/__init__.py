@@ -1,0 +1,6 @@
+"""In Triton."""
+
+from blockstride.kernels.delta.gpu.gated_delta_rule import gated_delta_rule
+from blockstride.kernels.delta.gpu.gated_delta_rule_update import gated_delta_rule_update
+
+__all__ = ["gated_delta_rule", "gated_delta_rule_update"]

@@ -1,0 +1,224 @@
+"""Prompts of a gated delta net: chunks of tokens, their products, one state in registers.
+
+Token by token the rule is `state *= exp(g)`, `change = beta * (v - k @ state)`,
+`state += outer(k, change)`, `out = scale * q @ state`. A first launch prepares all chunks (see
+`gated_delta_chunks`). A program of the second has some value columns of one head's state and walks
+the sequence's chunks: five products a chunk, the state never leaving its registers.
+
+Bytes per token and value head: q, k, v, and two rows of 64 read, the output written; q and k again
+for each tile of value columns. Source: Yang et al., "Gated Delta Networks", 3.3; the chunks are
+those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 3.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+from blockstride.kernels.common.gpu.launching import (
+    assertions,
+    backend_of,
+    dense,
+    dot_precision,
+    index_dtype,
+    next_power_of_2,
+)
+from blockstride.kernels.common.gpu.sequence_chunks import count_below, end_of, num_slots
+from blockstride.kernels.delta.gpu.gated_delta_chunks import (
+    gated_delta_chunk_kernel,
+    load_decays,
+    load_keys,
+)
+
+# the least extent of a product on a tensor core
+LEAST = 16
+# what fits the registers of 8 warps beside keys and queries of 128
+VALUE_COLUMNS = 32
+
+
+@triton.jit
+def state_after(
+    state, k, change, high, low, row, offs_t, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The state after token `row` of a chunk, from the one before the chunk and the changes."""
+    is_row = offs_t == row
+    high_row = tl.sum(tl.where(is_row, high, 0.0))
+    low_row = tl.sum(tl.where(is_row, low, 0.0))
+    log_decay = (high_row - high) + (low_row - low)
+    weight = tl.math.exp2(tl.where(offs_t <= row, log_decay, float("-inf")))
+    weighted = (k.to(tl.float32) * weight[:, None]).to(k.dtype)
+    state *= tl.math.exp2(high_row + low_row)
+    return tl.dot(weighted.T, change, state, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
+def gated_delta_rule_kernel(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr,
+    state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,
+    checkpoint_tokens_ptr, checkpoint_indices_ptr, inverse_ptr, scores_ptr, out_ptr,
+    # sizes
+    num_seqs, num_tokens, num_checkpoints, scale,
+    # strides, in elements
+    stride_q_token, stride_q_head, stride_q_dim,
+    stride_k_token, stride_k_head, stride_k_dim,
+    stride_v_token, stride_v_head, stride_v_dim,
+    stride_g_token, stride_g_head, stride_beta_token, stride_beta_head,
+    stride_state_block, stride_state_head, stride_state_key, stride_state_value,
+    stride_out_token, stride_out_head, stride_out_dim,
+    # meta-parameters
+    NUM_VALUE_HEADS: tl.constexpr, VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Some value columns of one head of one sequence."""
+    # tiles of one head read the same keys, and value heads of a head as well: they are neighbours
+    tiles_v: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
+    row = tl.program_id(0) // tiles_v
+    sequence, value_head = row // NUM_VALUE_HEADS, row % NUM_VALUE_HEADS
+    start = tl.load(query_start_loc_ptr + sequence)
+    stop = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
+    if start >= stop:
+        return
+    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
+    if NUM_BLOCKS is not None:
+        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    head = (value_head // VALUE_HEADS_PER_HEAD).to(tl.int64)
+    wide_head = value_head.to(tl.int64)
+    offs_t, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    offs_v = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    mask_v = (offs_v < VALUE_DIM)[None, :]
+    value_columns = offs_v.to(tl.int64)[None, :]
+    out_ptr += wide_head * stride_out_head
+    if block <= 0:
+        for first in tl.range(start, stop, CHUNK):
+            tokens = (first + offs_t).to(tl.int64)[:, None]
+            places = out_ptr + tokens * stride_out_token + value_columns * stride_out_dim
+            zeros = tl.zeros([CHUNK, BLOCK_V], out_ptr.dtype.element_ty)
+            tl.store(places, zeros, mask=(tokens < stop) & mask_v)
+        return
+
+    q_ptr += head * stride_q_head
+    k_ptr += head * stride_k_head
+    v_ptr += wide_head * stride_v_head
+    g_ptr += wide_head * stride_g_head
+    beta_ptr += wide_head * stride_beta_head
+    ssm_state_ptr += wide_head * stride_state_head
+    inner = offs_k.to(INDEX)[:, None] * stride_state_key
+    inner += offs_v.to(INDEX)[None, :] * stride_state_value
+    mask_state = (offs_k < KEY_DIM)[:, None] & mask_v
+    page_ptr = ssm_state_ptr + block * stride_state_block
+    is_initial = tl.load(has_initial_state_ptr + sequence)
+    state = tl.load(page_ptr + inner, mask=mask_state & is_initial, other=0.0).to(tl.float32)
+    slot = (start // CHUNK + sequence).to(tl.int64)
+    square = offs_t[:, None] * CHUNK + offs_t[None, :]
+    for first in tl.range(start, stop, CHUNK):
+        mask_t = first + offs_t < stop
+        tokens = (first + offs_t).to(tl.int64)
+        k = load_keys(k_ptr, tokens, offs_k, mask_t, stride_k_token, stride_k_dim, KEY_DIM, L2_NORM)
+        q = load_keys(q_ptr, tokens, offs_k, mask_t, stride_q_token, stride_q_dim, KEY_DIM, L2_NORM)
+        places = v_ptr + tokens[:, None] * stride_v_token + value_columns * stride_v_dim
+        mask = mask_t[:, None] & mask_v
+        v = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+        beta = tl.load(beta_ptr + tokens * stride_beta_token, mask=mask_t, other=0.0)
+        high, low = load_decays(g_ptr, tokens, mask_t, stride_g_token)
+        decay = tl.math.exp2(high + low)[:, None]
+        matrix = (slot * NUM_VALUE_HEADS + value_head) * (CHUNK * CHUNK)
+        solved = tl.load(inverse_ptr + matrix + square)
+        scores = tl.load(scores_ptr + matrix + square)
+        narrow = state.to(k.dtype)
+        predicted = decay * tl.dot(k, narrow, input_precision=PRECISION)
+        error = beta.to(tl.float32)[:, None] * (v - predicted)
+        change = tl.dot(solved, error.to(k.dtype), input_precision=PRECISION).to(k.dtype)
+        y = (decay * scale) * tl.dot(q, narrow, input_precision=PRECISION)
+        y = tl.dot(scores, change, y, input_precision=PRECISION)
+        places = out_ptr + tokens[:, None] * stride_out_token + value_columns * stride_out_dim
+        tl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
+        end = tl.minimum(first + CHUNK, stop)
+        if checkpoint_tokens_ptr is not None:
+            checkpoint = count_below(checkpoint_tokens_ptr, num_checkpoints, first)
+            last = count_below(checkpoint_tokens_ptr, num_checkpoints, end)
+            for index in tl.range(checkpoint, last):
+                row = tl.load(checkpoint_tokens_ptr + index) - first
+                target = tl.load(checkpoint_indices_ptr + index).to(tl.int64)
+                if NUM_BLOCKS is not None:
+                    tl.device_assert(
+                        target < NUM_BLOCKS, "checkpoint_indices: a block past the pool"
+                    )
+                kept = state_after(state, k, change, high, low, row, offs_t, PRECISION)
+                kept = kept.to(ssm_state_ptr.dtype.element_ty)
+                kept_ptr = ssm_state_ptr + target * stride_state_block
+                tl.store(kept_ptr + inner, kept, mask=mask_state & (target > 0))
+        state = state_after(state, k, change, high, low, end - first - 1, offs_t, PRECISION)
+        slot += 1
+    tl.store(page_ptr + inner, state.to(ssm_state_ptr.dtype.element_ty), mask=mask_state)
+
+
+def gated_delta_rule(
+    q: Float[Tensor, "num_tokens num_heads head_k_dim"],
+    k: Float[Tensor, "num_tokens num_heads head_k_dim"],
+    v: Float[Tensor, "num_tokens num_value_heads head_v_dim"],
+    g: Float[Tensor, "num_tokens num_value_heads"],
+    beta: Float[Tensor, "num_tokens num_value_heads"],
+    ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
+    state_indices: Int32[Tensor, " num_seqs"],
+    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    has_initial_state: Bool[Tensor, " num_seqs"],
+    *,
+    scale: float,
+    qk_l2norm: bool = False,
+    checkpoint_tokens: Int32[Tensor, " num_checkpoints"] | None = None,
+    checkpoint_indices: Int32[Tensor, " num_checkpoints"] | None = None,
+    out: Float[Tensor, "num_tokens num_value_heads head_v_dim"] | None = None,
+) -> Float[Tensor, "num_tokens num_value_heads head_v_dim"]:
+    """See `blockstride.kernels.gated_delta_rule`, which validates and describes the arguments."""
+    num_tokens, num_heads, key_dim = k.shape
+    (_, num_value_heads, value_dim), (num_seqs,) = v.shape, state_indices.shape
+    if out is None:
+        out = v.new_empty(v.shape)
+    if num_tokens == 0 or num_seqs == 0:
+        return out.zero_()
+    state_indices, query_start_loc, has_initial_state = dense(
+        state_indices, query_start_loc, has_initial_state
+    )
+    checkpoint_tokens, checkpoint_indices = dense(checkpoint_tokens, checkpoint_indices)
+    is_wide = k.dtype == torch.float32
+    # three products of float32 need three times the registers
+    chunk = 16 if is_wide else 64
+    slots = num_slots(num_tokens, num_seqs, chunk)
+    inverses, scores = k.new_empty((2, slots, num_value_heads, chunk, chunk))
+    precision, is_cuda = dot_precision(k.device), backend_of(k.device) == "cuda"
+    meta = {
+        # a constant, as what is divided by another number counts as different in each thread
+        "NUM_VALUE_HEADS": num_value_heads,
+        "VALUE_HEADS_PER_HEAD": num_value_heads // num_heads,
+        "KEY_DIM": key_dim,
+        "L2_NORM": qk_l2norm,
+        "PRECISION": precision,
+        "BLOCK_K": max(LEAST, next_power_of_2(key_dim)),
+        "CHUNK": chunk,
+        "num_warps": 8,
+        "enable_fp_fusion": True,
+    }
+    gated_delta_chunk_kernel[(num_value_heads * slots,)](
+        q, k, g, beta, state_indices, query_start_loc, inverses, scores,
+        num_seqs, scale,
+        *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
+        # products of ten bits are enough for what is kept in eight
+        INVERSE_PRECISION="tf32" if is_cuda and k.dtype == torch.bfloat16 else precision,
+        **meta,
+    )  # fmt: skip
+    block_v = max(LEAST, min(VALUE_COLUMNS, next_power_of_2(value_dim)))
+    # the tokens behind the last sequence are one more
+    programs = -(-value_dim // block_v) * num_value_heads * (num_seqs + 1)
+    gated_delta_rule_kernel[(programs,)](
+        q, k, v, g, beta, ssm_state, state_indices, query_start_loc, has_initial_state,
+        checkpoint_tokens, checkpoint_indices, inverses, scores, out,
+        num_seqs, num_tokens,
+        0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], scale,
+        *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *ssm_state.stride(),
+        *out.stride(), VALUE_DIM=value_dim, INDEX=index_dtype(2, ssm_state), BLOCK_V=block_v,
+        num_stages=1, **meta, **assertions(NUM_BLOCKS=ssm_state.shape[0]),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,6 @@
+"""The selective scan of Mamba."""
+
+from blockstride.kernels.mamba1.selective_scan import selective_scan
+from blockstride.kernels.mamba1.selective_state_update import selective_state_update
+
+__all__ = ["selective_scan", "selective_state_update"]

@@ -1,0 +1,6 @@
+"""In Triton."""
+
+from blockstride.kernels.mamba1.gpu.selective_scan import selective_scan
+from blockstride.kernels.mamba1.gpu.selective_state_update import selective_state_update
+
+__all__ = ["selective_scan", "selective_state_update"]

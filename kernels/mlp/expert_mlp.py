@@ -1,0 +1,101 @@
+"""Mixture of experts: the SwiGLU layers that a router chose for each token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from blockstride.checks import FLOATS, INT32, INT64, expect, expect_tensor, shape_of
+from blockstride.kernels.common.dispatch import implementation, runs_on_triton
+from blockstride.kernels.mlp.linear import pack_weight
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """One matrix of every expert, each packed by `pack_weight`; made by `pack_experts`.
+
+    Attributes:
+        matrices: The experts' matrices.
+        shape: That of the stack of them, `(num_experts, dim_out, dim)`.
+        dtype: What all of them hold.
+        device: Where all of them are.
+    """
+
+    matrices: tuple[Tensor, ...]
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def pack_experts(
+    matrices: Sequence[Float[Tensor, "dim_out dim"]],
+) -> Float[Tensor, "num_experts dim_out dim"] | PackedExperts:
+    """One matrix of every expert, for `expert_mlp`, in the form its device multiplies by fastest.
+
+    Args:
+        matrices: The experts' matrices, all of one shape, dtype and device.
+
+    Returns:
+        The matrices stacked, or packed one by one where `pack_weight` does that.
+
+    Raises:
+        ValueError: No matrix, or two that differ.
+        TypeError: The dtype is not accepted.
+    """
+    expect(len(matrices) > 0, "matrices", "at least one", "none")
+    first = matrices[0]
+    dim_out, dim = shape_of(first, "matrices[0]", 2)
+    for i, matrix in enumerate(matrices):
+        expect_tensor(matrix, f"matrices[{i}]", (dim_out, dim), (first.dtype,), first.device)
+    packed = tuple(pack_weight(matrix) for matrix in matrices)
+    if packed[0] is first:
+        return torch.stack(list(matrices))
+    shape = (len(packed), dim_out, dim)
+    return PackedExperts(packed, shape, first.dtype, first.device)
+
+
+def expert_mlp(
+    x: Float[Tensor, "num_tokens hidden"],
+    gate_up: Float[Tensor, "num_experts twice_inner hidden"] | PackedExperts,
+    down: Float[Tensor, "num_experts hidden inner"] | PackedExperts,
+    expert_ids: Int[Tensor, "num_tokens top_k"],
+    expert_weights: Float[Tensor, "num_tokens top_k"],
+) -> Float[Tensor, "num_tokens hidden"]:
+    """Send each token through its experts and sum their outputs by weight.
+
+    `out[t] = sum_k expert_weights[t, k] * down[e] @ silu_and_mul(gate_up[e] @ x[t])` with
+    `e = expert_ids[t, k]`; with one expert it is a plain SwiGLU layer. Experts that no token chose
+    are not read.
+
+    Args:
+        x: Inputs.
+        gate_up: Gate and up projections of each expert, one above the other; as they are or from
+            `pack_experts`.
+        down: Down projection of each expert, likewise.
+        expert_ids: Experts of each token, from 0 to `num_experts - 1`. A GPU's ids are not looked
+            at beforehand; there another one adds nothing.
+        expert_weights: Weight of each of them in the sum.
+
+    Returns:
+        The weighted sum of each token, in the dtype of `x`.
+
+    Raises:
+        ValueError: A shape or a device does not fit, or an id on a CPU.
+        TypeError: A dtype is not accepted; `x`, `gate_up` and `down` have the same one.
+
+    Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
+    Mixture-of-Experts Layer", 2; Fedus et al., "Switch Transformers", 2.
+    """
+    given = {**locals()}
+    num_tokens, _ = shape_of(x, "x", 2)
+    num_experts, hidden, inner = shape_of(down, "down", 3)
+    _, top_k = shape_of(expert_ids, "expert_ids", 2)
+    device = x.device
+    expect_tensor(x, "x", (num_tokens, hidden), FLOATS, device)
+    expect_tensor(gate_up, "gate_up", (num_experts, 2 * inner, hidden), (x.dtype,), device)
+    expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)
+    expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
+    expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
+    return implementation(expert_mlp, runs_on_triton(x))(**given)
