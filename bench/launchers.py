@@ -11,7 +11,7 @@ from aot import OfflineDriver
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from blockstride.kernels import StateField, StateRing
+from blockstride.kernels import StateField
 from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
 from blockstride.kernels.cache.gpu import (
     block_copy,
@@ -23,7 +23,7 @@ from blockstride.kernels.cache.gpu import (
 )
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
-from blockstride.kernels.mamba2.gpu import ssd_ring_update, ssd_state_update
+from blockstride.kernels.mamba2.gpu import ssd_state_update
 from blockstride.kernels.mlp.gpu import silu_and_mul
 from blockstride.kernels.norm.gpu import rms_norm
 
@@ -66,10 +66,6 @@ def state_calls(num_seqs: int = 64, dim: int = 512) -> dict[str, Callable[[], ob
     conv = (weight, weight[:, 0], conv_state, ids)
     heads = (x.view(num_seqs, 8, -1), x[:, :8], D[:8], B[:, None], B[:, None])
     states = torch.empty((9, dim, 16))
-    ring = StateRing(
-        torch.empty((9, 7, 8, dim // 8)), torch.empty((9, 7, 1, 16)),
-        torch.empty((9, 7, 8)), torch.empty((9, 8)),
-    )  # fmt: skip
     pages = torch.empty((9, 1, 1, 64 * dim), dtype=torch.int8)
     field = StateField(0, (dim, 16), (16, 1), torch.float32)
     gates = {"D": D, "z": z, "dt_bias": D}
@@ -80,7 +76,6 @@ def state_calls(num_seqs: int = 64, dim: int = 512) -> dict[str, Callable[[], ob
             x, x, A, B, B, states, ids, **gates
         ),
         "ssd_state_update": lambda: ssd_state_update(*heads, states.view(9, 8, -1, 16), ids),
-        "ssd_ring_update": lambda: ssd_ring_update(*heads, states.view(9, 8, -1, 16), ring, ids),
         "unpack_state": lambda: unpack_state(pages, ids, [field], [torch.float32]),
         "pack_state": lambda: pack_state([states], pages, ids[:9], [field]),
         "copy_state": lambda: copy_state(pages, ids, ids),

@@ -18,13 +18,7 @@ from blockstride.kernels.cache import (
 from blockstride.kernels.conv import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.delta import gated_delta_rule, gated_delta_rule_update
 from blockstride.kernels.mamba1 import selective_scan, selective_state_update
-from blockstride.kernels.mamba2 import (
-    StateRing,
-    fold_state_ring,
-    ssd_ring_update,
-    ssd_scan,
-    ssd_state_update,
-)
+from blockstride.kernels.mamba2 import ssd_scan, ssd_state_update
 from blockstride.kernels.mlp import (
     PackedExperts,
     expert_mlp,
@@ -40,7 +34,6 @@ __all__ = [
     "AttentionSchedule",
     "PackedExperts",
     "StateField",
-    "StateRing",
     "attention_schedule",
     "block_copy",
     "causal_conv1d",
@@ -48,7 +41,6 @@ __all__ = [
     "copy_runs",
     "copy_state",
     "expert_mlp",
-    "fold_state_ring",
     "gated_delta_rule",
     "gated_delta_rule_update",
     "kv_cache_update",
@@ -61,7 +53,6 @@ __all__ = [
     "selective_scan",
     "selective_state_update",
     "silu_and_mul",
-    "ssd_ring_update",
     "ssd_scan",
     "ssd_state_update",
     "unpack_state",

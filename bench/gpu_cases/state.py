@@ -6,9 +6,8 @@ from functools import partial
 import torch
 from support import recurrences
 
-from blockstride.kernels import StateRing
 from blockstride.kernels.mamba1.gpu import selective_state_update
-from blockstride.kernels.mamba2.gpu import fold_state_ring, ssd_ring_update, ssd_state_update
+from blockstride.kernels.mamba2.gpu import ssd_state_update
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import BF16, F32, Inputs, hold, ids, random
 
@@ -16,7 +15,6 @@ from gpu_cases.inputs import BF16, F32, Inputs, hold, ids, random
 def cases(device: str, smoke: bool) -> Iterator[Case]:
     yield from update_cases(device, smoke)
     yield from ssd_cases(device, smoke)
-    yield from ring_cases(device, smoke)
 
 
 def update_inputs(num_seqs: int, num_new: int, dim: int, dtype: torch.dtype, device: str) -> Inputs:
@@ -104,39 +102,3 @@ def ssd_cases(device: str, smoke: bool) -> Iterator[Case]:
         moved = count * heads * 64 * (2 * 128 * dtype.itemsize + num_new * 3 * 2)
         name = f"ssd update {count} x {num_new}, {heads} x 64 x 128, {str(dtype)[6:]}"
         yield Case(name, check, prepare, moved)
-
-
-def ring_inputs(num_seqs: int, heads: int, device: str) -> Inputs:
-    """The step above with a ring of 7 tokens, which is written back in one step of 8."""
-    inputs = ssd_inputs(num_seqs, 1, heads, F32, device)
-    token = {name: inputs[name][:, 0] for name in ("x", "dt", "B", "C", "z")}
-    slots, num_groups = (num_seqs + 1, 7), token["B"].shape[1]
-    ring = StateRing(
-        torch.zeros(*slots, heads, 64, device=device),
-        torch.zeros(*slots, num_groups, 128, dtype=BF16, device=device),
-        torch.zeros(*slots, heads, device=device),
-        torch.zeros(num_seqs + 1, heads, device=device),
-    )
-    return inputs | token | Inputs(ring=ring)
-
-
-def ring_cases(device: str, smoke: bool) -> Iterator[Case]:
-    heads = 2 if smoke else 128
-
-    def check():
-        inputs = ring_inputs(1, 2, device)
-        plain = {name: value for name, value in inputs.items() if name != "ring"}
-        plain["ssm_state"] = inputs["ssm_state"].clone()
-        for _ in range(2 if smoke else 9):
-            out, expected = ssd_ring_update(**inputs), ssd_state_update(**plain)
-            torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
-        fold_state_ring(inputs["ssm_state"], inputs["ring"], inputs["state_indices"])
-        torch.testing.assert_close(inputs["ssm_state"], plain["ssm_state"], rtol=1e-4, atol=1e-4)
-
-    for num_seqs in (1,) if smoke else (1, 64):
-
-        def prepare(num_seqs=num_seqs) -> Call:
-            return partial(ssd_ring_update, **ring_inputs(num_seqs, heads, device))
-
-        moved = num_seqs * heads * 64 * (128 * 4 * 9 // 8 + 3 * 2)
-        yield Case(f"ssd update by ring {num_seqs}, {heads} x 64 x 128", check, prepare, moved)

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from aot import meta
 
-from blockstride.kernels import StateField, StateRing
+from blockstride.kernels import StateField
 from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
-from blockstride.kernels.mamba2.gpu import ssd_ring_update, ssd_state_update
+from blockstride.kernels.mamba2.gpu import ssd_state_update
 from blockstride.kernels.mlp.gpu import silu_and_mul
 from blockstride.kernels.norm.gpu import rms_norm
 from variants.variant import BF16, FP16, FP32, Variant, ids
@@ -99,27 +99,6 @@ def ssd_update(
     return Variant(name, call)
 
 
-def ring_update(name: str, *, length: int = 7, state_dtype: torch.dtype = FP32) -> Variant:
-    """Mamba-2 as above, written back once in `length + 1` tokens."""
-
-    def call():
-        x, z = meta(NUM_SEQS, 2, 128, 64).unbind(1)
-        B, C = meta(NUM_SEQS, 2, 8, 128).unbind(1)
-        ring = StateRing(
-            meta(NUM_BLOCKS, length, 128, 64, dtype=FP32),
-            meta(NUM_BLOCKS, length, 8, 128),
-            meta(NUM_BLOCKS, length, 128, dtype=FP32),
-            meta(NUM_BLOCKS, 128, dtype=FP32),
-        )
-        ssd_ring_update(
-            x, meta(NUM_SEQS, 128), meta(128, dtype=FP32), B, C,
-            meta(NUM_BLOCKS, 128, 64, 128, dtype=state_dtype), ring, ids(NUM_SEQS),
-            D=meta(128, dtype=FP32), z=z, dt_bias=meta(128, dtype=FP32),
-        )  # fmt: skip
-
-    return Variant(name, call)
-
-
 CONV_DS = StateField(0, (DIM, 3), (3, 1), BF16)
 CONV_SD = StateField(0, (DIM, 3), (1, DIM), BF16)
 SSM = StateField(DIM * 6, (DIM, 16), (16, 1), FP32)
@@ -184,8 +163,6 @@ def variants() -> list[Variant]:
         ssd_update("ssd update bf16", state_dtype=BF16),
         ssd_update("ssd update 4 new tokens", num_new=4),
         ssd_update("ssd update of one sequence", num_seqs=1),
-        ring_update("ssd ring update"),
-        ring_update("ssd ring update bf16", state_dtype=BF16),
         pages("unpack state", SSM, FP32),
         pages("unpack state to bf16", SSM, BF16),
         pages("unpack conv", CONV_DS, BF16),

@@ -1,7 +1,6 @@
 """What holds of every tensor argument of every public function, on CPUs and in Triton.
 
-A tensor is found by its path: `x`, `rotary[0]`, `ring.B`. `test_arguments.py` of a folder collects
-the laws.
+A tensor is found by its path: `x`, `rotary[0]`. `test_arguments.py` of a folder collects the laws.
 """
 
 import math
@@ -30,9 +29,6 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield from tensors_of(part, name)
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name, part in zip(value._fields, value, strict=True):  # type: ignore[attr-defined]
-            yield from tensors_of(part, f"{path}.{name}")
     elif isinstance(value, tuple | list):
         for i, part in enumerate(value):
             yield from tensors_of(part, f"{path}[{i}]")
@@ -44,11 +40,8 @@ def replaced(value: Any, path: str, tensor: Tensor, at: str = "") -> Any:
         return tensor if at == path else value
     if isinstance(value, Mapping):
         return {name: replaced(part, path, tensor, name) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names = value._fields  # type: ignore[attr-defined]
-        pairs = zip(names, value, strict=True)
-        return type(value)(*(replaced(part, path, tensor, f"{at}.{n}") for n, part in pairs))
-    if isinstance(value, tuple | list):
+    # a named tuple, such as a field of a page, has no tensor
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         parts = (replaced(part, path, tensor, f"{at}[{i}]") for i, part in enumerate(value))
         return type(value)(parts)
     return value

@@ -18,7 +18,6 @@ from blockstride import kernels
 from blockstride.kernels import StateField
 from tests.kernels import recurrences
 from tests.kernels.recurrences import BF16, F32, Arguments, keep
-from tests.kernels.ring_laws import with_ring
 
 LENGTHS = (5, 0, 1, 9)
 BLOCK_SIZE = 4
@@ -229,26 +228,6 @@ def step(
     return inputs | {"out": torch.zeros_like(inputs["x" if "x" in inputs else "v"])}
 
 
-def ring_update(lengths: Sequence[int]) -> Arguments:
-    """A step over rings, one of which is full and the others nearly."""
-    prompts = MAMBA_2(lengths=(2,) * len(lengths))
-    inputs = with_ring(prompts, 2)
-    first = {name: part[:, 0] for name, part in recurrences.by_token(inputs).items()}
-    second = {name: part[:, 1] for name, part in recurrences.by_token(inputs).items()}
-    ring = inputs["ring"]
-    for part in ring[:3]:
-        part.zero_()
-    ring.x[:], ring.B[:] = first["x"][:1].mean(), second["B"][:1].mean()
-    ring.held[2:3], ring.held[3:] = 3, 2
-    return inputs | second | {"out": torch.zeros_like(second["x"])}
-
-
-def fold_ring(lengths: Sequence[int]) -> Arguments:
-    """The rings of such a step."""
-    inputs = ring_update(lengths)
-    return {name: inputs[name] for name in ("ssm_state", "ring", "state_indices")}
-
-
 def _fresh_and_missing(prompts: Arguments, state: str) -> Arguments:
     """Every other sequence starts from zero; the one before the last is padding."""
     prompts["has_initial_state"][::2] = False
@@ -312,7 +291,6 @@ CALLS: dict[str, dict[str, Call]] = {
     "copy_runs": {"": Call(kernels.copy_runs, copy_runs, dense=("source", "destination"))},
     "copy_state": {"": Call(kernels.copy_state, copy_state, dense=("pages",))},
     "expert_mlp": {"": Call(kernels.expert_mlp, expert_mlp, tolerance=1e-6)},
-    "fold_state_ring": {"": Call(kernels.fold_state_ring, fold_ring)},
     "gated_delta_rule": {"": Call(kernels.gated_delta_rule, partial(scan, RULE), tolerance=1e-5)},
     "gated_delta_rule_update": {
         "": Call(kernels.gated_delta_rule_update, partial(step, RULE, num_new=None), tolerance=1e-6)
@@ -355,7 +333,6 @@ CALLS: dict[str, dict[str, Call]] = {
             },
         )
     },
-    "ssd_ring_update": {"": Call(kernels.ssd_ring_update, ring_update)},
     "ssd_scan": {
         "": Call(
             partial(kernels.ssd_scan, chunk_size=16),

@@ -15,7 +15,6 @@ pytest.register_assert_rewrite(
     "tests.kernels.argument_laws",
     "tests.kernels.offset_laws",
     "tests.kernels.prompt_laws",
-    "tests.kernels.ring_laws",
     "tests.kernels.step_laws",
 )
 
