@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from blockstride.checks import expect
+from blockstride.dtypes import dtype_name
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint_files import expect_content, find_weights, read_json
 from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors
@@ -173,6 +174,6 @@ def _finite(name: str, tensor: Tensor) -> Tensor:
     # one pass without a mask in memory: a sum is finite only if every addend is
     if not tensor.sum(dtype=torch.float32).isfinite():
         bad = tensor[~tensor.isfinite()]
-        kind = str(tensor.dtype).removeprefix("torch.")
+        kind = dtype_name(tensor.dtype)
         expect(not len(bad), name, f"numbers that are finite in {kind}", f"{len(bad)} that are not")
     return tensor

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from blockstride.checks import FLOATS, expect
+from blockstride.dtypes import WORDS, parse_dtype
 from blockstride.models.bamba import BambaModel
 from blockstride.models.checkpoint import Checkpoint, CheckpointOutline
-from blockstride.models.dtypes import DTYPES, parse_dtype
 from blockstride.models.engine import EngineConfig
 from blockstride.models.granite import GraniteHybridModel
 from blockstride.models.hybrid_model import HybridModel
@@ -165,7 +165,7 @@ def compute_dtype(name: str, config: Mapping[str, Any], device: torch.device) ->
         ValueError: An unknown type.
     """
     said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    stored = DTYPES.get(said)
+    stored = WORDS.get(said)
     # nothing computes in what quantised weights are stored in
     stored = stored if stored in FLOATS else torch.bfloat16
     return parse_dtype(

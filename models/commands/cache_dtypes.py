@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable
 
 from blockstride.checks import FLOATS
+from blockstride.dtypes import SHORT, words
 from blockstride.layouts import CacheSpec
-from blockstride.models.dtypes import SHORT, words
 
 OPTIONS = {
     "--kv-cache-dtype": f"of keys and values: auto (of config.json), {words()}",

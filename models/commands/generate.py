@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from blockstride.checks import FLOATS, expect
+from blockstride.dtypes import words
 from blockstride.models.commands.answers import write_answers
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
@@ -24,7 +25,6 @@ from blockstride.models.commands.prompts import (
 )
 from blockstride.models.commands.values import positive, real, whole
 from blockstride.models.distributed.messages import Report
-from blockstride.models.dtypes import words
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.llm import LLM, DistributedLLM
 from blockstride.models.loading import KV_DTYPES

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstride.checks import expect
+from blockstride.dtypes import DTYPES, SHORT, dtype_name
 from blockstride.layouts import (
     CacheSpec,
     Field,
@@ -26,7 +27,6 @@ from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_dtypes
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
-from blockstride.models.dtypes import DTYPES, SHORT
 from blockstride.models.engine import EngineConfig
 from blockstride.models.hf_config import cache_specs, read_config
 
@@ -137,7 +137,7 @@ def _field(field: Field) -> dict[str, Any]:
     return {
         "name": field.name,
         "axes": {axis.name: axis.extent for axis in field.axes},
-        "dtype": str(field.dtype).removeprefix("torch."),
+        "dtype": dtype_name(field.dtype),
         "bytes": field.nbytes,
         "cut": f"{shard.interval.size:,} of {shard.extent:,}" if shard else "all",
     }

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from blockstride.checks import CACHE_DTYPES, FLOATS, expect
+from blockstride.dtypes import parse_dtype
 from blockstride.layouts import CacheSpec
 from blockstride.models.checkpoint_files import read_json
-from blockstride.models.dtypes import parse_dtype
 from blockstride.models.hf_config.defaults import DEFAULTS
 from blockstride.models.hf_config.families import FAMILIES
 from blockstride.models.hf_config.keys import Keys
@@ -48,8 +48,8 @@ def cache_specs(
 
     Args:
         config: A parsed config.json, of which a `text_config` is looked into where there is one.
-        kv_cache_dtype: A word of `models.dtypes.DTYPES`, or `"auto"` for the dtype that the config
-            names, which is bfloat16 where it names none.
+        kv_cache_dtype: A word of `blockstride.dtypes.WORDS`, or `"auto"` for the dtype that the
+            config names, which is bfloat16 where it names none.
         conv_dtype: The same for convolution states, of 16 or 32 bits.
         ssm_dtype: One of them for recurrent states; `"auto"` for float32.
         conv_order: Memory order of convolution states, `"DS"` or `"SD"`.

@@ -9,7 +9,8 @@ from typing import Literal, NoReturn, cast
 
 import torch
 
-from blockstride.checks import CACHE_DTYPES, expect
+from blockstride.checks import expect
+from blockstride.dtypes import DTYPES, dtype_name
 from blockstride.layouts import (
     Axis,
     CacheSpec,
@@ -33,7 +34,6 @@ from blockstride.transfer.connector.parts import (
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.request import BlockIds
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CACHE_DTYPES}
 MAX_ADDRESS = 1 << 63
 MAX_POOL_BYTES = 1 << 48
 MAX_PERIOD = 1 << 22
@@ -87,7 +87,7 @@ def _field_part(field: Field) -> FieldPart:
     axes = [AxisPart(axis.name, axis.extent, axis.logical) for axis in field.axes]
     cut = field.shard
     shard = ShardPart(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
-    return FieldPart(field.name, axes, str(field.dtype).removeprefix("torch."), shard)
+    return FieldPart(field.name, axes, dtype_name(field.dtype), shard)
 
 
 def engine_of(part: EnginePart, peer: EngineTransferInfo) -> EngineTransferInfo:

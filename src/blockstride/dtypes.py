@@ -1,4 +1,4 @@
-"""Types by the words that people type and files contain."""
+"""Types by the words that people type and files and messages contain."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ SHORT = {
     torch.int8: "int8",
 }
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CACHE_DTYPES}
-DTYPES |= {word: dtype for dtype, word in SHORT.items()}
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16`, as files and messages have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES = {dtype_name(dtype): dtype for dtype in CACHE_DTYPES}
+"""Name -> what caches may hold."""
+
+WORDS = DTYPES | {word: dtype for dtype, word in SHORT.items()}
 """`float8_e4m3fn`, and `fp8` as well."""
 
 
 def words(allowed: Sequence[torch.dtype] = CACHE_DTYPES) -> str:
     """The words for some types, for messages and help."""
-    return ", ".join(word for word, dtype in DTYPES.items() if dtype in allowed)
+    return ", ".join(word for word, dtype in WORDS.items() if dtype in allowed)
 
 
 def parse_dtype(
@@ -36,7 +44,7 @@ def parse_dtype(
     """The type that a word stands for.
 
     Args:
-        word: One of `DTYPES`, in any case, with or without `torch.` before it.
+        word: One of `WORDS`, in any case, with or without `torch.` before it.
         argument: What has this value, for messages.
         allowed: The types that it may be.
         auto: What `"auto"` stands for; None where that can't be said.
@@ -47,7 +55,7 @@ def parse_dtype(
     plain = word.lower().removeprefix("torch.")
     if plain == "auto" and auto is not None:
         return auto
-    known = DTYPES.get(plain)
+    known = WORDS.get(plain)
     also = "" if auto is None else "auto or "
     expect(known in allowed, argument, f"{also}one of {words(allowed)}", repr(word))
-    return DTYPES[plain]
+    return WORDS[plain]
