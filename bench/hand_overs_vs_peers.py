@@ -97,7 +97,7 @@ class Pair(Protocol):
 
 
 class Ours:
-    """What `DistributedLLM` runs, without a tokenizer."""
+    """What `LLM` runs with `prefill` and `decode`, without a tokenizer."""
 
     def __init__(self, checkpoint: Path, tp_size: int) -> None:
         self.engines = Deployment(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blockstride.models.granite import GraniteHybridConfig, GraniteHybridModel
     from blockstride.models.hybrid_model import HybridModel
     from blockstride.models.jamba import JambaConfig, JambaModel
-    from blockstride.models.llm import LLM, DistributedLLM
+    from blockstride.models.llm import LLM
     from blockstride.models.modules import CacheDtypes
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "BambaModel",
     "CacheDtypes",
     "Completion",
-    "DistributedLLM",
     "Engine",
     "EngineConfig",
     "GraniteHybridConfig",
@@ -44,7 +43,7 @@ _HOMES = {
     "granite": ("GraniteHybridConfig", "GraniteHybridModel"),
     "hybrid_model": ("HybridModel",),
     "jamba": ("JambaConfig", "JambaModel"),
-    "llm": ("LLM", "DistributedLLM"),
+    "llm": ("LLM",),
     "modules": ("CacheDtypes",),
 }
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
 
 from blockstride.models.engine import SamplingParams
 from blockstride.models.engine.values import expect_type
 from blockstride.models.generation import Batch, Completion
+from blockstride.models.llm import LLM
 from blockstride.models.prompts import Prompt, as_prompt
-from blockstride.models.text_generator import TextGenerator
 
 
 class AsyncLLM:
-    """An `LLM` or a `DistributedLLM` for tasks of asyncio, of any number of event loops.
+    """An `LLM` for tasks of asyncio, of any number of event loops.
 
     Whatever else uses the same LLM, on any thread, runs together with them.
 
@@ -25,8 +24,8 @@ class AsyncLLM:
         TypeError: Something else, such as a path.
     """
 
-    def __init__(self, llm: TextGenerator[Any]) -> None:
-        expect_type(llm, "llm", TextGenerator, "an LLM or a DistributedLLM")
+    def __init__(self, llm: LLM) -> None:
+        expect_type(llm, "llm", LLM, "an LLM")
         self.llm = llm
 
     async def generate(
@@ -34,7 +33,7 @@ class AsyncLLM:
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Continues every prompt, as `TextGenerator.generate`; cancelling it ends them."""
+        """Continues every prompt, as `LLM.generate`; cancelling it ends them."""
         done = _Mailbox()
         batch = self.llm.submit(prompts, params, on_done=lambda: done.put(None))
         try:
@@ -46,7 +45,7 @@ class AsyncLLM:
         return [generation.result() for generation in batch.generations]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
-        """Continues one prompt from now on, as `TextGenerator.stream`.
+        """Continues one prompt from now on, as `LLM.stream`.
 
         Raises:
             RuntimeError: There is no running event loop, or the LLM was closed.

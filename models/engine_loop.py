@@ -53,6 +53,10 @@ class TokenEngine(Protocol):
         """Has a step that waits return, from any thread."""
         ...
 
+    def close(self) -> None:
+        """Ends what runs beside this process."""
+        ...
+
 
 @runtime_checkable
 class Listener(Protocol):

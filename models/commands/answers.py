@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from blockstride.models.commands.output import write
 from blockstride.models.engine import SamplingParams
 from blockstride.models.generation import Completion
-from blockstride.models.text_generator import TextGenerator
+from blockstride.models.llm import LLM
 
 
 def write_answers(
-    llm: TextGenerator[Any],
+    llm: LLM,
     prompts: Sequence[str] | Sequence[tuple[int, ...]],
     params: SamplingParams,
 ) -> Iterator[Completion]:
@@ -32,7 +31,7 @@ def write_answers(
         yield completion
 
 
-def _write_stream(llm: TextGenerator[Any], prompt: str, params: SamplingParams) -> Completion:
+def _write_stream(llm: LLM, prompt: str, params: SamplingParams) -> Completion:
     pieces = llm.stream(prompt, params)
     write(prompt)
     try:

@@ -24,9 +24,8 @@ from blockstride.models.commands.prompts import (
     typed_tokens,
 )
 from blockstride.models.commands.values import positive, real, whole
-from blockstride.models.distributed.messages import Report
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
-from blockstride.models.llm import LLM, DistributedLLM
+from blockstride.models.llm import LLM
 from blockstride.models.loading import KV_DTYPES
 
 ENGINE_KEYS = {
@@ -186,8 +185,7 @@ def _prompts(args: argparse.Namespace) -> list[str] | list[tuple[int, ...]]:
     return read_prompts(args.prompt_file) if args.prompt is None else typed_prompts(args.prompt)
 
 
-def _load(args: argparse.Namespace) -> LLM | DistributedLLM:
-    """One engine in this process, unless several processes are asked for."""
+def _load(args: argparse.Namespace) -> LLM:
     config = EngineConfig(
         layout=args.layout,
         policy=args.policy,
@@ -204,9 +202,9 @@ def _load(args: argparse.Namespace) -> LLM | DistributedLLM:
     options = {"dtype": args.dtype, "device": args.device}
     prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
     decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
-    if config.tp_size == 1 and not args.prefill and not args.decode:
+    if not args.prefill and not args.decode:
         return LLM(args.model, config=config, **options)
-    return DistributedLLM(args.model, prefill=prefill, decode=decode, **options)
+    return LLM(args.model, prefill=prefill, decode=decode, **options)
 
 
 def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfig:
@@ -233,18 +231,16 @@ def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfi
         raise ValueError(with_options(str(error), options)) from error
 
 
-def _print_stats(llm: LLM | DistributedLLM, load_seconds: float, seconds: float) -> None:
+def _print_stats(llm: LLM, load_seconds: float, seconds: float) -> None:
     table = Table(title="generate", show_header=False)
     table.add_row("model loaded in", f"{load_seconds:.2f} s")
     table.add_row("time", f"{seconds:.2f} s")
-    if isinstance(llm, LLM):
-        _add_engine(table, llm.engine.report())
-    else:
-        for report in llm.engine.reports():
+    for report in llm.reports():
+        if report.engine_id:
             table.add_section()
             table.add_row(report.engine_id, "", style="bold")
-            _add_engine(table, report.engine)
-            _add_hand_overs(table, report)
+        _add_engine(table, report)
+        _add_hand_overs(table, report)
     Output(stderr=True).print(table)
 
 
@@ -261,7 +257,7 @@ def _add_engine(table: Table, report: EngineReport) -> None:
         table.add_row(f"pool of {kinds}", f"{layout.layout}, {blocks}")
 
 
-def _add_hand_overs(table: Table, report: Report) -> None:
+def _add_hand_overs(table: Table, report: EngineReport) -> None:
     """What rank 0 of an engine has read, if it has."""
     counters = report.transfers
     if counters is None or not (counters.requests or report.failed_loads):

@@ -28,10 +28,15 @@ from blockstride.models.distributed.messages import (
     Held,
     Peers,
     Progress,
-    Report,
 )
 from blockstride.models.distributed.requests import Requests
-from blockstride.models.engine import EngineConfig, Request, SamplingParams, TokenEvent
+from blockstride.models.engine import (
+    EngineConfig,
+    EngineReport,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 from blockstride.models.engine.request import FinishReason
 from blockstride.models.fingerprint import model_fingerprint
 from blockstride.transfer.connector import ConnectorSettings
@@ -197,17 +202,17 @@ class Deployment:
         engine.kill()
         return self._requests.on_gone(engine, reason)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[EngineReport]:
         """What every engine that lives has done so far, while no request is under way."""
         expect(not self.has_work, "deployment", "no request under way", "some")
-        reports: dict[str, Report] = {}
+        reports: dict[str, EngineReport] = {}
         asked = [engine for engine in self.engines if engine.is_alive]
         for engine in asked:
             engine.tell(Ask())
         while any(engine.is_alive and engine.engine_id not in reports for engine in asked):
             letter = self._inbox.take(None)
             assert letter is not None, "it waits as long as it takes"
-            if isinstance(letter.message, Report):
+            if isinstance(letter.message, EngineReport):
                 reports[letter.sender.engine_id] = letter.message
             elif not isinstance(letter.message, Wake):
                 self._on(letter.sender, letter.message)

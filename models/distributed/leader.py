@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from blockstride.models.distributed.heartbeat import Beat, Pulse, Watch
@@ -14,7 +15,6 @@ from blockstride.models.distributed.messages import (
     Failed,
     Gone,
     Peers,
-    Report,
     Setup,
     Stop,
     Submit,
@@ -29,7 +29,7 @@ from blockstride.models.distributed.rank_messages import (
 )
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
-from blockstride.models.engine import Engine
+from blockstride.models.engine import Engine, EngineReport
 from blockstride.models.hybrid_model import HybridModel
 
 
@@ -117,13 +117,13 @@ class Leader:
         if not self._is_stuck:
             self._front_end.send(self._jobs.on_step(events))
 
-    def _report(self) -> Report:
+    def _report(self) -> EngineReport:
         transfers = self._ranks.transfers
-        return Report(
-            self._setup.engine_id,
+        return replace(
             self.engine.report(),
-            None if transfers is None else transfers.connector.counters(),
-            self._jobs.failed_loads,
+            engine_id=self._setup.engine_id,
+            transfers=None if transfers is None else transfers.connector.counters(),
+            failed_loads=self._jobs.failed_loads,
         )
 
     def _on_beat(self, rank: int, beat: Beat) -> None:

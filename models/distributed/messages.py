@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
+from blockstride.models.engine import EngineConfig, SamplingParams
 from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.request import FinishReason
-from blockstride.transfer.connector import ConnectorSettings, Counters
+from blockstride.transfer.connector import ConnectorSettings
 
 START_SECONDS = 600.0
 """Time for loading a model; ranks and engines wait so long for each other."""
@@ -155,23 +155,6 @@ class Held:
     """The blocks of a job are held on all ranks for whoever goes on."""
 
     job: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an engine has done.
-
-    Attributes:
-        engine_id: Which one.
-        engine: Its steps, tokens and pools.
-        transfers: Counters of rank 0; None when it hands nothing over.
-        failed_loads: Requests that were computed again, as their blocks didn't arrive.
-    """
-
-    engine_id: str
-    engine: EngineReport
-    transfers: Counters | None
-    failed_loads: int
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,9 @@ class Engine:
     def wake(self) -> None:
         """Has a step that waits return, from any thread; no step of this engine waits."""
 
+    def close(self) -> None:
+        """Ends what runs beside this process; this engine has nothing there."""
+
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""

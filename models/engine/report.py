@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockstride.layouts import PoolLayout
+from blockstride.transfer.connector import Counters
 
 
 @dataclass
@@ -49,16 +50,22 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine at some moment.
+    """What an engine has done until some moment.
 
     Attributes:
         stats: Steps and tokens.
         num_preemptions: Requests that lost their blocks for a while.
         num_free: Blocks of each pool that nobody holds.
         pools: Where its caches lie, on rank 0.
+        engine_id: Its name, where there are several.
+        transfers: What rank 0 has read from other engines; None when it hands nothing over.
+        failed_loads: Requests that were computed again, as their blocks didn't arrive.
     """
 
     stats: EngineStats
     num_preemptions: int
     num_free: tuple[int, ...]
     pools: tuple[PoolLayout, ...]
+    engine_id: str = ""
+    transfers: Counters | None = None
+    failed_loads: int = 0

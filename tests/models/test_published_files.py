@@ -125,7 +125,7 @@ def test_an_end_in_config_counts_where_the_other_file_names_none(folder):
     path = folder()
     (path / "generation_config.json").write_text('{"temperature": 0.5}')
     edit(path / "config.json", eos_token_id=[7, 9])
-    assert LLM(path).model.eos_token_ids == {7, 9}
+    assert LLM(path).engine.model.eos_token_ids == {7, 9}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_sampling_parameter_of_another_type_is_named(field, value):
 
 
 def test_a_path_is_no_llm_for_tasks():
-    with pytest.raises(TypeError, match=r"^llm: expected an LLM or a DistributedLLM, got 'here'"):
+    with pytest.raises(TypeError, match=r"^llm: expected an LLM, got 'here'"):
         make(AsyncLLM, llm="here")
 
 

@@ -1,11 +1,11 @@
-"""Deployments for tests, closed at the end of each."""
+"""Engines in processes for tests, closed at the end of each."""
 
 import contextlib
 import sys
 
 import pytest
 
-from blockstride.models import DistributedLLM
+from blockstride.models import LLM
 from tests.models.distributed.deployments import SECONDS
 
 if sys.platform != "linux":  # NIXL is only published for Linux
@@ -14,11 +14,11 @@ if sys.platform != "linux":  # NIXL is only published for Linux
 
 @pytest.fixture
 def deploy():
-    """Makes a `DistributedLLM`."""
+    """Makes an `LLM`."""
     with contextlib.ExitStack() as stack:
 
         def make(*arguments, **options):
             options = {"device": "cpu", "answer_seconds": SECONDS, **options}
-            return stack.enter_context(DistributedLLM(*arguments, **options))
+            return stack.enter_context(LLM(*arguments, **options))
 
         yield make

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from time import monotonic, sleep
 
-from blockstride.models import DistributedLLM, EngineConfig, SamplingParams
+from blockstride.models import LLM, EngineConfig, SamplingParams
 
 SECONDS = 60.0
 
@@ -37,11 +37,11 @@ def until(condition, seconds: float = SECONDS) -> None:
         sleep(0.02)
 
 
-def all_blocks_are_free(llm: DistributedLLM) -> bool:
+def all_blocks_are_free(llm: LLM) -> bool:
     """Whether every block of every engine that lives is back, the null blocks apart."""
     return all(
-        report.engine.num_free == tuple(pool.num_blocks - 1 for pool in report.engine.pools)
-        for report in llm.engine.reports()
+        report.num_free == tuple(pool.num_blocks - 1 for pool in report.pools)
+        for report in llm.reports()
     )
 
 

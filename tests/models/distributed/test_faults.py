@@ -122,7 +122,7 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
     failing = llm.engine.prefill[0]
     failing.kill()
-    (report,) = llm.engine.reports()
+    (report,) = llm.reports()
     assert report.failed_loads == 1
     until(lambda: all_blocks_are_free(llm))
     assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
@@ -139,7 +139,7 @@ def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypat
 
     monkeypatch.setattr(llm.engine._requests, "on_held", let_go_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
-    assert llm.engine.reports()[1].failed_loads == 1
+    assert llm.reports()[1].failed_loads == 1
 
 
 def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, monkeypatch):
@@ -158,7 +158,7 @@ def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, mo
     # a lease would last longer than this test waits
     assert llm.generate(PROMPTS[0], greedy(9))[0].finish_reason == "abort"
     until(lambda: all_blocks_are_free(llm))
-    assert llm.engine.reports()[1].transfers.requests == 0
+    assert llm.reports()[1].transfers.requests == 0
 
 
 def test_one_that_went_back_to_its_holder_may_be_aborted_at_once(deploy, reference, monkeypatch):
@@ -245,8 +245,8 @@ def test_a_walk_of_accidents_leaves_right_answers_and_free_blocks(deploy, refere
 def test_a_model_that_ranks_cannot_share_is_refused_by_name(deploy, reference):
     with pytest.raises(ValueError, match="decode-0: tp_size: expected a divisor of"):
         deploy(reference.path, decode=engine(tp_size=3))
-    with pytest.raises(ValueError, match="tp_size: expected 1 in one process"):
-        LLM(reference.path, config=engine(tp_size=2))
+    with pytest.raises(ValueError, match="config: expected None beside prefill and decode"):
+        deploy(reference.path, config=engine(), decode=engine())
     with pytest.raises(ValueError, match="decode: expected at least one engine"):
         deploy(reference.path, prefill=engine(), decode=[])
 

@@ -11,16 +11,16 @@ from time import sleep
 
 import pytest
 
-from blockstride.models import DistributedLLM
+from blockstride.models import LLM
 from tests.models.distributed.deployments import cpu_seconds, engine, greedy, is_running, until
 
 IDLE_SECONDS = 2.0
 SCRIPT = """
 import json, os, sys, time
-from blockstride.models import DistributedLLM, EngineConfig
+from blockstride.models import LLM, EngineConfig
 small = {"cache_bytes": 1 << 24}
 engines = {"prefill": EngineConfig(**small), "decode": EngineConfig(tp_size=2, **small)}
-llm = DistributedLLM(sys.argv[1], device="cpu", **engines)
+llm = LLM(sys.argv[1], device="cpu", **engines)
 if sys.argv[2] == "forks":
     if os.fork() == 0:
         try:
@@ -81,7 +81,7 @@ def test_no_process_is_pinned_to_a_core_or_spins(deploy, reference):
 
 
 def test_processes_end_when_nobody_holds_their_deployment_any_more(reference):
-    llm = DistributedLLM(reference.path, decode=engine(), device="cpu")
+    llm = LLM(reference.path, decode=engine(), device="cpu")
     (pid,) = llm.engine.engines[0].pids
     del llm
     gc.collect()

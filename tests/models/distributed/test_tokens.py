@@ -49,9 +49,9 @@ def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
     llm = deploy(reference.path, prefill=engine(**prefill), decode=engine(**decode))
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
-    first, second = llm.engine.reports()
-    assert first.engine.stats.decode_tokens == 0
-    assert second.engine.stats.prefill_tokens == 0
+    first, second = llm.reports()
+    assert first.stats.decode_tokens == 0
+    assert second.stats.prefill_tokens == 0
     assert second.transfers.requests == len(PROMPTS)
     until(lambda: all_blocks_are_free(llm))
 
@@ -63,7 +63,7 @@ def test_hybrids_with_mamba2_are_handed_over_between_ranks_that_share_groups(
     llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2, layout="BHLNC"))
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
-    assert llm.engine.reports()[1].transfers.requests == len(PROMPTS)
+    assert llm.reports()[1].transfers.requests == len(PROMPTS)
 
 
 def test_types_are_converted_between_engines(deploy, reference):
@@ -73,7 +73,7 @@ def test_types_are_converted_between_engines(deploy, reference):
     one = LLM(reference.path, config=engine(**narrow))
     # the second token sees nothing but what was handed over, and itself
     assert tokens_of(llm, PROMPTS, greedy(2)) == tokens_of(one, PROMPTS, greedy(2))
-    report = llm.engine.reports()[1]
+    report = llm.reports()[1]
     assert report.transfers.requests == len(PROMPTS)
     assert report.transfers.convert_seconds > 0
 
@@ -103,7 +103,7 @@ def test_several_engines_of_a_kind_share_the_work(deploy, reference):
     llm = deploy(reference.path, prefill=[engine(), engine()], decode=[engine(), engine()])
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 8)
     assert tokens_of(llm, PROMPTS, greedy(8)) == wanted
-    assert all(report.engine.stats.steps > 0 for report in llm.engine.reports())
+    assert all(report.stats.steps > 0 for report in llm.reports())
 
 
 def test_a_request_may_end_with_its_first_token(deploy, reference):

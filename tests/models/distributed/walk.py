@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from blockstride.models import DistributedLLM
+from blockstride.models import LLM
 from tests.models.conftest import seeded
 from tests.models.distributed.deployments import (
     all_blocks_are_free,
@@ -36,7 +36,7 @@ def prompt(length: int) -> list[int]:
     return [3 + (7 * i + length) % 250 for i in range(length)]
 
 
-def walk(llm: DistributedLLM, right: dict[int, list[int]], draw: random.Random) -> int:
+def walk(llm: LLM, right: dict[int, list[int]], draw: random.Random) -> int:
     """Has requests come and end, with accidents, and checks what became of all.
 
     Returns:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         for seed in range(args.first, args.first + args.walks):
             draw = random.Random(seed)
             few = [{"num_blocks": (4, 20)}, {"tp_size": 2}, {"layout": "BHLNC"}, {}]
-            with DistributedLLM(
+            with LLM(
                 reference.path,
                 prefill=[engine(**draw.choice(few)) for _ in range(draw.randint(0, 2))],
                 decode=[engine(**draw.choice(few)) for _ in range(draw.randint(2, 3))],
