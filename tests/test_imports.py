@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "layouts", "transfer", "models")  # each may import those before it
-FOLDERS = (*PACKAGES, "tests", "bench")
+FOLDERS = (*PACKAGES, "examples", "tests", "bench")
 MAX_LINES = 400
 # written so that this file does not match itself
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(home|Users|root|work|farm)/|\.\./shared")

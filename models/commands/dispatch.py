@@ -17,7 +17,6 @@ COMMANDS = {
     "generate": "continue prompts with a model",
     "layouts": "show how the caches of a model lie in memory, and what they cost",
     "plan": "show what moves between a prefill and a decode engine, and how",
-    "train": "train a small hybrid on a text",
 }
 """Every command is a module of `blockstride.models.commands`, imported when it is called."""
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from blockstride.checks import expect
-from blockstride.models.training.checkpoint import CHECKPOINT_FILES, save_checkpoint
-from blockstride.models.training.config import HybridConfig
-from blockstride.models.training.evaluate import bits_per_byte
-from blockstride.models.training.experts import balancing_loss
-from blockstride.models.training.module import Hybrid, initialise
-from blockstride.models.training.options import TrainingOptions
-from blockstride.models.training.resume import load_state, save_state
-from blockstride.models.training.text import as_tokens, split_text, windows, with_bos
 from blockstride.transfer.atomic_file import write_atomically, write_json
+from train_jamba.checkpoint import CHECKPOINT_FILES, save_checkpoint
+from train_jamba.config import HybridConfig
+from train_jamba.evaluate import bits_per_byte
+from train_jamba.experts import balancing_loss
+from train_jamba.model import Hybrid, initialise
+from train_jamba.options import TrainingOptions
+from train_jamba.resume import load_state, save_state
+from train_jamba.text import as_tokens, split_text, windows, with_bos
 
 STATE_FILE = "training_state.pt"
 SAMPLE_FILE, RECORD_FILE = "held_out_sample.txt", "training.json"

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blockstride.models.training.config import HybridConfig
+from train_jamba.config import HybridConfig
 
 
 class _Permute(torch.autograd.Function):

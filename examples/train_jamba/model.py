@@ -7,10 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blockstride.models.training.config import VOCAB_SIZE, HybridConfig
-from blockstride.models.training.conv import causal_conv
-from blockstride.models.training.experts import MixtureOfExperts
-from blockstride.models.training.scan import selective_scan
+from train_jamba.config import VOCAB_SIZE, HybridConfig
+from train_jamba.experts import MixtureOfExperts
+from train_jamba.mamba import MambaMixer
 
 
 class Attention(nn.Module):
@@ -37,38 +36,6 @@ class Attention(nn.Module):
             query, key, value, is_causal=True, enable_gqa=True
         )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class MambaMixer(nn.Module):
-    """Mamba-1 with RMS norms on dt, B and C."""
-
-    def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        d_inner, d_state, dt_rank = config.d_inner, config.mamba_d_state, config.mamba_dt_rank
-        self.splits = [dt_rank, d_state, d_state]
-        self.in_proj = nn.Linear(config.hidden_size, 2 * d_inner, bias=False)
-        self.conv1d = nn.Conv1d(d_inner, d_inner, config.mamba_d_conv, groups=d_inner)
-        self.x_proj = nn.Linear(d_inner, sum(self.splits), bias=False)
-        self.dt_layernorm = nn.RMSNorm(dt_rank, eps=config.rms_norm_eps)
-        self.b_layernorm = nn.RMSNorm(d_state, eps=config.rms_norm_eps)
-        self.c_layernorm = nn.RMSNorm(d_state, eps=config.rms_norm_eps)
-        self.dt_proj = nn.Linear(dt_rank, d_inner)
-        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(d_inner, 1))
-        self.D = nn.Parameter(torch.ones(d_inner))
-        self.out_proj = nn.Linear(d_inner, config.hidden_size, bias=False)
-
-    def forward(
-        self, hidden: Float[Tensor, "batch num_tokens hidden_size"]
-    ) -> Float[Tensor, "batch num_tokens hidden_size"]:
-        """Mix every token with the tokens before it."""
-        x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        assert self.conv1d.bias is not None, "Jamba's convolution has a bias"
-        x = causal_conv(x, self.conv1d.weight[:, 0], self.conv1d.bias)
-        # under autocast the projection is bfloat16, the norms are not
-        dt, B, C = self.x_proj(x).float().split(self.splits, dim=-1)
-        dt = functional.softplus(self.dt_proj(self.dt_layernorm(dt)))
-        B, C = self.b_layernorm(B), self.c_layernorm(C)
-        return self.out_proj(selective_scan(x, dt, -torch.exp(self.A_log), B, C, self.D, z))
 
 
 class MLP(nn.Module):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockstride.models.training import bits_per_byte, load_checkpoint
-from blockstride.models.training.text import as_tokens, with_bos
+from tests.examples.support import load_checkpoint
+from train_jamba.evaluate import bits_per_byte
+from train_jamba.text import as_tokens, with_bos
 
 with warnings.catch_warnings():
     # the library's own imports, on whatever versions of its dependencies are installed

@@ -1,21 +1,19 @@
-"""`blockstride train`: train a small hybrid on any text from the command line."""
+"""`python -m train_jamba`: trains a small hybrid on any text."""
 
 import argparse
-import atexit
 import dataclasses
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from blockstride.models.commands.output import Output
-from blockstride.models.commands.values import real, whole
-from blockstride.models.training.config import CONFIGS
-from blockstride.models.training.options import TrainingOptions
-from blockstride.models.training.trainer import Progress, train
-
-TYPES = {int: whole, float: real, str: str}
+from train_jamba.config import CONFIGS
+from train_jamba.options import TrainingOptions
+from train_jamba.trainer import Progress, train
 
 COLUMNS = (
     BarColumn(),
@@ -25,8 +23,19 @@ COLUMNS = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `blockstride train`: one for each of `TrainingOptions`, and three."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trains as the arguments say; exits with 2 and one sentence where they can't be."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        _run(args)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """One argument for each of `TrainingOptions`, and three."""
+    parser = argparse.ArgumentParser(prog="train_jamba", description="Train a hybrid on a text.")
     parser.add_argument("--text", type=Path, required=True, help="the text to learn from")
     parser.add_argument(
         "--out",
@@ -38,40 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", choices=CONFIGS, default="tiny", help="sizes of the model (default tiny)"
     )
     for field in dataclasses.fields(TrainingOptions):
-        flag, kind = "--" + field.name.replace("_", "-"), TYPES[type(field.default)]
+        flag, kind = "--" + field.name.replace("_", "-"), type(field.default)
         parser.add_argument(flag, type=kind, default=field.default, help=f"default {field.default}")
+    return parser
 
 
-def option_names(_: argparse.Namespace) -> dict[str, str]:
-    """What the user types, for arguments of other names."""
-    return {}
-
-
-def run(args: argparse.Namespace) -> int:
-    """Train as the arguments say, behind a progress bar where standard output is a terminal.
-
-    Returns:
-        0, the exit status.
-
-    Raises:
-        ValueError: An argument is out of range, or as `train` raises.
-    """
+def _run(args: argparse.Namespace) -> None:
+    """Trains behind a progress bar, which is seen only where standard output is a terminal."""
     names = [field.name for field in dataclasses.fields(TrainingOptions)]
     options = TrainingOptions(**{name: getattr(args, name) for name in names})
-    console = Output(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False)
     bar = ProgressBar(*COLUMNS, console=console, disable=not console.is_terminal)
     task = bar.add_task("train", total=options.steps, loss=math.nan, speed=0.0)
-    if console.is_terminal:
-        # it hides the cursor
-        atexit.register(bar.stop)
 
-    def on_resume(done: int, seconds: float) -> None:
+    def tell_of_resume(done: int, seconds: float) -> None:
         spent = f"{seconds / 60:.1f} minutes"
         console.print(f"{args.out}: going on after {done} of {options.steps} steps, {spent} so far")
 
     def show(progress: Progress) -> None:
-        # not before the first step: an error about the input stands alone
-        bar.start()
         loss, held_out = progress.train_bits_per_byte, progress.held_out_bits_per_byte
         speed = progress.tokens_per_second
         bar.update(task, completed=progress.step, loss=loss, speed=speed)
@@ -79,14 +72,17 @@ def run(args: argparse.Namespace) -> int:
             line = f"step {progress.step}: {loss:.3f} bits/byte, {held_out:.3f} held out"
             console.print(f"{line}, {speed:,.0f} tokens/s")
 
-    config = CONFIGS[args.config]
-    try:
+    with bar:
         bits = train(
-            args.text, args.out, config=config, options=options, report=show, on_resume=on_resume
+            args.text,
+            args.out,
+            config=CONFIGS[args.config],
+            options=options,
+            report=show,
+            on_resume=tell_of_resume,
         )
-    finally:
-        if bar.live.is_started:
-            bar.stop()
-        atexit.unregister(bar.stop)
     console.print(f"{args.out}: {bits:.3f} bits/byte on held-out text")
-    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

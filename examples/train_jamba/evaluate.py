@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from blockstride.models.training.module import Hybrid
-from blockstride.models.training.text import as_tokens, with_bos
+from train_jamba.model import Hybrid
+from train_jamba.text import as_tokens, with_bos
 
 
 @torch.no_grad()

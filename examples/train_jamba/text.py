@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from blockstride.checks import expect
-from blockstride.models.training.config import BOS_ID
+from train_jamba.config import BOS_ID
 
 HELD_OUT_EVERY = 20  # one block in 20 is held out
 BLOCK_BYTES = 16384  # of the longest block

@@ -1,19 +1,16 @@
 """A trained hybrid as a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from blockstride.checks import expect
-from blockstride.models.training.config import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, HybridConfig
-from blockstride.models.training.module import Hybrid
-from blockstride.models.training.text import byte_tokenizer
 from blockstride.transfer.atomic_file import write_atomically, write_json
+from train_jamba.config import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
+from train_jamba.model import Hybrid
+from train_jamba.text import byte_tokenizer
 
 SPECIAL_IDS = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
 FIXED_CONFIG = {
@@ -59,39 +56,12 @@ def save_checkpoint(model: Hybrid, folder: Path, *, max_tokens: int) -> None:
     write_atomically(folder / "tokenizer.json", byte_tokenizer().to_str(pretty=True).encode())
     tokenizer_config = TOKENIZER_CONFIG | {"model_max_length": max_tokens}
     write_json(folder / "tokenizer_config.json", tokenizer_config)
-    weights = {name: part.contiguous() for name, part in _parts_on_disk(model)}
+    weights = {name: part.contiguous() for name, part in parts_on_disk(model)}
     content = safetensors.torch.save(weights, metadata={"format": "pt"})
     write_atomically(folder / "model.safetensors", content)
 
 
-def load_checkpoint(folder: Path) -> Hybrid:
-    """Read a folder that `save_checkpoint` wrote.
-
-    Raises:
-        ValueError: A file is missing, the config is of another kind of model, or the weights are
-            not those that the config asks for.
-    """
-    for name in ("config.json", "model.safetensors"):
-        expect((folder / name).is_file(), "folder", f"a checkpoint with {name}", str(folder))
-    stored = json.loads((folder / "config.json").read_text())
-    for key in ("model_type", "vocab_size", "tie_word_embeddings"):
-        expect(stored.get(key) == FIXED_CONFIG[key], key, FIXED_CONFIG[key], stored.get(key))
-    names = [field.name for field in dataclasses.fields(HybridConfig)]
-    model = Hybrid(HybridConfig(**{name: stored[name] for name in names if name in stored}))
-    try:
-        weights = safetensors.torch.load_file(folder / "model.safetensors")
-    except SafetensorError as error:
-        raise ValueError(f"model.safetensors: expected weights, got {error}") from error
-    parts = dict(_parts_on_disk(model))
-    got, wanted = ({n: tuple(t.shape) for n, t in d.items()} for d in (weights, parts))
-    wrong = sorted(n for n in got.keys() | wanted.keys() if got.get(n) != wanted.get(n))
-    expect(not wrong, "model.safetensors", "the weights of config.json", f"a difference in {wrong}")
-    for name, part in parts.items():
-        part.copy_(weights[name])
-    return model
-
-
-def _parts_on_disk(model: Hybrid) -> Iterator[tuple[str, Tensor]]:
+def parts_on_disk(model: Hybrid) -> Iterator[tuple[str, Tensor]]:
     """Names on disk with views of the weights: each expert apart, and its gate and up apart."""
     for name, tensor in model.state_dict().items():
         prefix, separator, projection = name.rpartition(".experts.")

@@ -1,4 +1,3 @@
-import argparse
 import dataclasses
 import json
 import math
@@ -7,10 +6,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from blockstride.models.commands.train import add_arguments, run
-from blockstride.models.training import HybridConfig, TrainingOptions, bits_per_byte, train, trainer
-from blockstride.models.training.module import Hybrid, initialise
-from blockstride.models.training.text import as_tokens, split_text, windows, with_bos
+from train_jamba import trainer
+from train_jamba.__main__ import main
+from train_jamba.config import HybridConfig
+from train_jamba.evaluate import bits_per_byte
+from train_jamba.model import Hybrid, initialise
+from train_jamba.options import TrainingOptions
+from train_jamba.text import as_tokens, split_text, windows, with_bos
+from train_jamba.trainer import train
 
 CONFIG = HybridConfig(
     hidden_size=32, intermediate_size=24, num_hidden_layers=2, mamba_d_state=4, mamba_dt_rank=2
@@ -240,11 +243,9 @@ def test_bits_per_byte_of_overlapping_windows_equal_those_scored_byte_by_byte():
 
 
 def test_command_trains_and_records_what_it_did(text, tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     flags = ["--config", "nano", "--steps", "2", "--context-size", "32", "--evaluate-every", "2"]
     out = tmp_path / "out"
-    assert run(parser.parse_args(["--text", str(text), "--out", str(out), *flags])) == 0
+    main(["--text", str(text), "--out", str(out), *flags])
     record = json.loads((out / "training.json").read_text())
     printed = capsys.readouterr().out
     assert f"{record['held_out_bits_per_byte']:.3f} bits/byte on held-out text" in printed
@@ -253,3 +254,9 @@ def test_command_trains_and_records_what_it_did(text, tmp_path, capsys):
     assert record["held_out_bytes"] == 135
     sample = (out / "held_out_sample.txt").read_text()
     assert sample in text.read_text()
+
+
+def test_command_says_in_one_sentence_what_it_refuses(text, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--text", str(text), "--out", str(tmp_path), "--steps", "0"])
+    assert "steps: expected a positive number, got 0" in capsys.readouterr().err

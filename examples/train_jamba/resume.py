@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from blockstride.checks import expect
-from blockstride.models.training.module import Hybrid
 from blockstride.transfer.atomic_file import write_atomically
+from train_jamba.model import Hybrid
 
 
 def save_state(
