@@ -20,8 +20,8 @@ from blockstride.transfer.connector import (
     ConnectorSettings,
     Counters,
     ReadRequest,
-    TransferAgent,
 )
+from blockstride.transfer.nixl import TransferAgent
 from tests.transfer.connector.worker import STATE
 
 NUM_TOKENS, BLOCK_SIZE, SPARE = 4096, 16, 8
@@ -145,7 +145,7 @@ def measure(count: int, nbytes: int, rounds: int = 5 * ROUNDS) -> float:
         rows.append(np.stack([np.uint64(base) + at * np.uint64(nbytes), size, device], axis=1))
     lists = [
         nixl.prep_xfer_dlist(name, nixl.get_xfer_descs(row, "DRAM"))
-        for name, row in zip(("NIXL_INIT_AGENT", peer), rows, strict=True)
+        for name, row in zip(("NIXL_INIT_AGENT", peer.name), rows, strict=True)
     ]
     ids, seconds = np.arange(count, dtype=np.int32), []
     for _ in range(rounds + 1):

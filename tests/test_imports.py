@@ -31,11 +31,16 @@ def sources(*folders: str) -> list[Path]:
 def imported_modules(source: Path) -> Iterator[str]:
     """Full name of every module or name that a file imports, at any depth; dots where relative."""
     for node in ast.walk(ast.parse((ROOT / source).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            prefix = "." * node.level + (f"{node.module}." if node.module else "")
-            yield from (prefix + alias.name for alias in node.names)
+        yield from imported_modules_of(node)
+
+
+def imported_modules_of(node: ast.AST) -> Iterator[str]:
+    """The same of one statement."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        prefix = "." * node.level + (f"{node.module}." if node.module else "")
+        yield from (prefix + alias.name for alias in node.names)
 
 
 def run_python(code: str) -> str:
@@ -76,6 +81,18 @@ def test_packages_import_without_compilers_and_without_nixl(package: str):
 def test_every_package_imports_where_triton_and_nixl_are_missing():
     imports = "; ".join(f"import blockstride.{package}" for package in PACKAGES)
     run_python(f"import sys; sys.modules.update(triton=None, nixl=None); {imports}")
+
+
+def test_one_package_speaks_nixl():
+    speakers = {
+        str(source.parent)
+        for source in sources(*PACKAGES)
+        for node in ast.walk(ast.parse((ROOT / source).read_text(encoding="utf-8")))
+        # by a statement, or by `import_module`
+        if any(name.split(".")[0] == "nixl" for name in imported_modules_of(node))
+        or (isinstance(node, ast.Constant) and re.fullmatch(r"nixl[._][\w.]+", str(node.value)))
+    }
+    assert speakers == {"transfer/nixl"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ import torch
 from blockstride.checks import expect
 from blockstride.kernels import block_copy
 from blockstride.layouts import KVCacheLayout
-from blockstride.transfer import CostModel, calibrate
+from blockstride.transfer import CostModel, Indices, calibrate
+from blockstride.transfer.nixl import Chunk, TransferAgent
 
 OWNER = "calibrate-owner"
 REPEATS = 5
@@ -51,25 +51,23 @@ def measure_cost_model() -> CostModel:
             owner.join()
 
 
-def _agent(name: str) -> tuple[Any, np.ndarray]:
-    """A NIXL agent, and the memory that it has registered."""
+def _agent(name: str) -> tuple[TransferAgent, int]:
+    """An agent, and the address of the memory that it has registered."""
     try:
-        from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415
+        agent = TransferAgent(name)
     except ImportError as error:
         raise ValueError("--calibrate: expected nixl to be installed, got none") from error
-    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False))
-    region = np.ones(REGION_BYTES, dtype=np.uint8)
-    agent.register_memory([(region.ctypes.data, region.nbytes, 0, "")], "DRAM")
-    return agent, region
+    registration = agent.register({0: torch.ones(REGION_BYTES, dtype=torch.int8)})
+    return agent, registration.memory.addresses[0]
 
 
 def _own_memory(pipe: Connection) -> None:
     """The process that is read from: answers until the pipe is closed."""
-    agent, region = _agent(OWNER)
-    pipe.send((agent.get_agent_metadata(), region.ctypes.data))
+    agent, address = _agent(OWNER)
+    pipe.send((agent.metadata, address))
     while not pipe.poll():
         # without a progress thread an agent answers only when it is called
-        agent.get_new_notifs()
+        agent.progress()
 
 
 def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
@@ -81,38 +79,30 @@ def _read_seconds(pipe: Connection) -> Callable[[int, int], float]:
         metadata, theirs = pipe.recv()
     except EOFError as error:
         raise ValueError(f"{OWNER}: expected its agent, got an end") from error
-    reader.add_remote_agent(metadata)
+    peer = reader.connect(metadata, OWNER)
 
     def seconds(count: int, nbytes: int) -> float:
         # every other range, so that NIXL merges none
         span, ids = 2 * nbytes * count, np.arange(count, dtype=np.int32)
-        times = []
+        chunk = Chunk(Indices(ids, ids), count * nbytes, count)
+        what, times = f"{count} READs of {nbytes} bytes", []
         for repeat in range(REPEATS):
             # other memory every time, so that no cache holds it
             first = repeat * span % (REGION_BYTES - span + 1)
             local, remote = (
-                reader.prep_xfer_dlist(
-                    agent,
-                    np.array([[address + first, nbytes, 0, 2 * nbytes, count]], dtype=np.int64),
-                    "DRAM",
-                )
-                for agent, address in (("NIXL_INIT_AGENT", ours.ctypes.data), (OWNER, theirs))
+                np.array([[address + first, nbytes, 0, 2 * nbytes, count]], dtype=np.int64)
+                for address in (ours, theirs)
             )
-            handle = reader.make_prepped_xfer("READ", local, ids, remote, ids)
+            prepared = reader.prepare_rows("local", {"local": local, "remote": remote}, peer)
             begin = time.perf_counter()
-            state = reader.transfer(handle)
-            while state == "PROC":
+            posting = prepared.post("READ", chunk)
+            while not posting.poll():
                 if time.perf_counter() - begin > DEADLINE_SECONDS:
-                    raise TimeoutError(
-                        f"{OWNER}: expected {count} READs of {nbytes} bytes, got none"
-                    )
-                state = reader.check_xfer_state(handle)
+                    raise TimeoutError(f"{OWNER}: expected {what}, got none")
             times.append(time.perf_counter() - begin)
             # a time of what has failed would pass for that of a fast transport
-            expect(state == "DONE", OWNER, f"{count} READs of {nbytes} bytes", f"state {state}")
-            reader.release_xfer_handle(handle)
-            for prepared in (local, remote):
-                reader.release_dlist_handle(prepared)
+            expect(posting.error is None, OWNER, what, posting.error)
+            peer.release()
         return min(times)
 
     return seconds

@@ -5,10 +5,10 @@ import time
 from multiprocessing import Pipe
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from blockstride.models.commands import calibration
+from blockstride.transfer.errors import TransferError
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,10 @@ def test_an_owner_that_fails_is_an_error_in_time(owner, error, match, monkeypatc
 def test_a_read_that_fails_is_no_measurement(monkeypatch):
     here, there = Pipe()
     there.send((b"metadata", 1))
-    agent = Mock(**{"transfer.return_value": "ERR"})
+    agent = Mock()
+    posting = agent.prepare_rows.return_value.post.return_value
+    posting.error = TransferError("NIXL about a peer: state ERR")
     monkeypatch.setattr(calibration, "REGION_BYTES", 1 << 20)
-    monkeypatch.setattr(calibration, "_agent", lambda _: (agent, np.ones(8, np.uint8)))
-    with pytest.raises(ValueError, match="expected 1 READs of 8 bytes, got state ERR"):
+    monkeypatch.setattr(calibration, "_agent", lambda _: (agent, 1))
+    with pytest.raises(ValueError, match=r"expected 1 READs of 8 bytes, got .*state ERR"):
         calibration._read_seconds(here)(1, 8)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockstride.transfer.connector import PreparedCopy, TransferAgent
+from blockstride.transfer.nixl import PreparedCopy, TransferAgent
 
 
 class OnGpu(Tensor):

@@ -1,9 +1,11 @@
-"""How plans are carried out: agents, handshakes, leases, reads and writes over NIXL."""
+"""How plans are carried out between processes: sessions, leases, reads and writes."""
 
-from blockstride.transfer.connector.agent import TransferAgent
 from blockstride.transfer.connector.connector import Connector
 from blockstride.transfer.connector.counters import Counters
-from blockstride.transfer.connector.errors import (
+from blockstride.transfer.connector.handle import ReadHandle, ReadRequest
+from blockstride.transfer.connector.leases import LeaseEnd
+from blockstride.transfer.connector.settings import ConnectorSettings
+from blockstride.transfer.errors import (
     AbortedError,
     DeadlineError,
     LeaseExpiredError,
@@ -13,10 +15,6 @@ from blockstride.transfer.connector.errors import (
     ProtocolError,
     TransferError,
 )
-from blockstride.transfer.connector.handle import ReadHandle, ReadRequest
-from blockstride.transfer.connector.leases import LeaseEnd
-from blockstride.transfer.connector.posting import PreparedCopy
-from blockstride.transfer.connector.settings import ConnectorSettings
 
 __all__ = [
     "AbortedError",
@@ -29,10 +27,8 @@ __all__ = [
     "PeerFailedError",
     "PeerLostError",
     "PeerRefusedError",
-    "PreparedCopy",
     "ProtocolError",
     "ReadHandle",
     "ReadRequest",
-    "TransferAgent",
     "TransferError",
 ]

@@ -17,7 +17,6 @@ from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
 from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.counters import Counters
-from blockstride.transfer.connector.errors import AbortedError
 from blockstride.transfer.connector.handle import ReadHandle, ReadRequest, check_request_id
 from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
 from blockstride.transfer.connector.link import new_socket
@@ -28,6 +27,7 @@ from blockstride.transfer.connector.serving import Server
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.device import CPU, device_of, expect_storages, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.errors import AbortedError
 from blockstride.transfer.request import BlockIds, check_blocks
 
 Result = TypeVar("Result")
@@ -235,11 +235,6 @@ class Connector:
         """Offers that ended since the last call: their blocks belong to the engine again."""
         return self._call(_later(self._leases.ended))
 
-    @property
-    def num_leases(self) -> int:
-        """Offers that have not ended."""
-        return len(self._leases)
-
     def counters(self) -> Counters:
         """What has been done so far."""
 
@@ -247,24 +242,6 @@ class Connector:
             return self._local.counters.snapshot()
 
         return self._call(_later(snapshot))
-
-    def resources(self) -> dict[str, int]:
-        """What is in use now, for those who look for leaks."""
-        local = self._local
-
-        def count() -> dict[str, int]:
-            return {
-                "registered_bytes": local.agent.registered_bytes,
-                "peers": local.agent.num_peers,
-                "postings": local.agent.unfinished(),
-                "sessions": len(self._server),
-                "links": len(self._links),
-                "granted": self._links.num_granted,
-                "reads": len(self._reads),
-                "leases": len(self._leases),
-            }
-
-        return self._call(_later(count))
 
     def close(self, grace_seconds: float = 2.0) -> None:
         """Ends everything; afterwards nothing touches the pools any more.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from blockstride.transfer.connector.errors import KINDS
+from blockstride.transfer.errors import KINDS
 
 
 @dataclass

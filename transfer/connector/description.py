@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import Literal, NoReturn, cast
@@ -32,6 +32,7 @@ from blockstride.transfer.connector.parts import (
     SpecPart,
 )
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.nixl import Memory
 from blockstride.transfer.request import BlockIds
 
 MAX_ADDRESS = 1 << 63
@@ -168,10 +169,23 @@ def _field(part: FieldPart) -> Field:
     return Field(part.name, axes, DTYPES[part.dtype], shard)
 
 
-def check_regions(
-    info: EngineTransferInfo, rank: int, regions: Sequence[Region]
-) -> dict[int, Region]:
-    """The storages of a rank, by pool.
+def memory_of(regions: Sequence[Region]) -> Memory:
+    """The memory that a message speaks of."""
+    kind, device = next(((region.kind, region.device) for region in regions), ("DRAM", 0))
+    addresses = {region.pool: region.address for region in regions}
+    return Memory(kind, device, addresses, {region.pool: region.nbytes for region in regions})
+
+
+def regions_of(memory: Memory) -> list[Region]:
+    """Memory as a message."""
+    return [
+        Region(pool, address, memory.sizes[pool], memory.device, memory.kind)
+        for pool, address in memory.addresses.items()
+    ]
+
+
+def check_regions(info: EngineTransferInfo, rank: int, regions: Sequence[Region]) -> Memory:
+    """The memory of a rank.
 
     Raises:
         ValueError: Other pools than the rank has, other sizes than its engine implies, addresses
@@ -184,7 +198,7 @@ def check_regions(
     expect(alike, name, f"pools of {dict(expected)} bytes", got)
     largest = max(got.values(), default=0)
     expect(largest < MAX_POOL_BYTES, name, f"fewer than {MAX_POOL_BYTES} bytes", largest)
-    kinds = {(region.memory, region.device) for region in regions}
+    kinds = {(region.kind, region.device) for region in regions}
     expect(len(kinds) <= 1, name, "one kind of memory on one device", kinds)
     end = 0
     for region in sorted(regions, key=lambda region: region.address):
@@ -193,7 +207,7 @@ def check_regions(
         more = f"separate ones below {MAX_ADDRESS:#x}"
         expect(apart, name, more, f"{region.address:#x} to {stop:#x} after {end:#x}")
         end = stop
-    return {region.pool: region for region in regions}
+    return memory_of(regions)
 
 
 def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:
@@ -204,8 +218,3 @@ def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:
 def blocks_of(tables: Sequence[BlockIds]) -> list[Blocks]:
     """Block ids as a message."""
     return [Blocks(blocks.ids.tolist(), blocks.first) for blocks in tables]
-
-
-def addresses(regions: Mapping[int, Region]) -> dict[int, int]:
-    """Pool -> address, as `CopyPlan.rows` takes it."""
-    return {pool: region.address for pool, region in regions.items()}

@@ -11,7 +11,7 @@ from jaxtyping import Int32
 
 from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, names, whole
-from blockstride.transfer.connector.errors import TransferError
+from blockstride.transfer.errors import TransferError
 from blockstride.transfer.request import BlockIds
 
 BlockLists = list[Int32[np.ndarray, " blocks"]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blockstride.checks import expect
-from blockstride.transfer.connector.errors import LeaseExpiredError, PeerRefusedError
+from blockstride.transfer.errors import LeaseExpiredError, PeerRefusedError
 from blockstride.transfer.request import BlockIds
 
 Outcome = Literal["read", "abandoned", "expired", "withdrawn"]

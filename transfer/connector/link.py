@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 import zmq
 import zmq.asyncio
 
-from blockstride.transfer.connector.description import check_regions, describe, engine_of
-from blockstride.transfer.connector.errors import (
-    PeerLostError,
-    PeerRefusedError,
-    ProtocolError,
-    TransferError,
-    answered,
+from blockstride.transfer.connector.description import (
+    check_regions,
+    describe,
+    engine_of,
+    memory_of,
 )
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.messages import (
@@ -35,8 +33,16 @@ from blockstride.transfer.connector.messages import (
     unseal_answer,
 )
 from blockstride.transfer.connector.pairing import plan_options
-from blockstride.transfer.connector.parts import RANDOM_BYTES, Region
+from blockstride.transfer.connector.parts import RANDOM_BYTES
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.errors import (
+    PeerLostError,
+    PeerRefusedError,
+    ProtocolError,
+    TransferError,
+    answered,
+)
+from blockstride.transfer.nixl import Memory, Peer
 
 MIN_HEARTBEAT_SECONDS = 0.02
 """Whatever a producer says of its leases, a reader does not drown it in heartbeats."""
@@ -64,9 +70,9 @@ class Link:
         failed: Done, with the error, once the peer doesn't answer or the link was closed.
         leases: Requests that are being read, with their epochs.
         info: The producing engine, from its welcome.
-        regions: Its pools on that rank.
+        memory: Its pools on that rank.
         areas: Its staging areas for this reader.
-        agent_name: Its agent.
+        agent: Its agent; None until its welcome was accepted.
     """
 
     def __init__(self, local: LocalRank, engine_id: str, rank: int, address: str) -> None:
@@ -74,9 +80,9 @@ class Link:
         self.leases: dict[str, int] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.info: EngineTransferInfo
-        self.regions: dict[int, Region]
-        self.areas: list[dict[int, Region]]
-        self.agent_name = ""
+        self.memory: Memory
+        self.areas: list[Memory]
+        self.agent: Peer | None = None
         self.rank = rank
         self._local, self._engine_id = local, engine_id
         self._address = address
@@ -123,17 +129,16 @@ class Link:
         if got != wanted:
             raise ValueError(f"expected {wanted}, got {got}")
         self.info = engine_of(welcome.engine, self._local.info)
-        self.regions = check_regions(self.info, rank, welcome.regions)
-        self.areas = [{region.pool: region for region in area} for area in welcome.areas]
+        self.memory = check_regions(self.info, rank, welcome.regions)
+        self.areas = [memory_of(area) for area in welcome.areas]
         prefix = agent_prefix(engine_id, rank)
-        self.agent_name = self._local.agent.connect(welcome.metadata, prefix)
+        self.agent = self._local.agent.connect(welcome.metadata, prefix)
 
     async def _warm_up(self) -> None:
         """Pays for NIXL's connection now, within the time of an answer."""
-        region = next(iter(self.regions.values()), None)
-        if region is None:
+        if self.agent is None or not self.memory.addresses:
             return
-        posting = self._local.agent.warm(self.agent_name, region)
+        posting = self._local.agent.warm(self.agent, self.memory)
         try:
             async with asyncio.timeout(self._local.settings.answer_seconds):
                 while not posting.poll():
@@ -253,5 +258,5 @@ class Link:
             if task is not asyncio.current_task():
                 task.cancel()
         self._socket.close()
-        if self.agent_name:
-            self._local.agent.disconnect(self.agent_name)
+        if self.agent is not None:
+            self._local.agent.disconnect(self.agent)

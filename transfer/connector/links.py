@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq.asyncio
 
-from blockstride.transfer.connector.errors import PeerLostError, PeerRefusedError, TransferError
 from blockstride.transfer.connector.link import Link
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.pairing import Pairing, pair, plan_options
-from blockstride.transfer.connector.parts import Region
-from blockstride.transfer.connector.posting import PreparedCopy
 from blockstride.transfer.connector.staging import StagingArea
+from blockstride.transfer.errors import PeerLostError, PeerRefusedError, TransferError
+from blockstride.transfer.nixl import Memory, PreparedCopy
 from blockstride.transfer.peer_plan import PeerPlan
 
 FIRST_PAUSE_SECONDS = 0.02
@@ -208,12 +207,13 @@ class Links:
         if area is not None:
             area.release()
 
-    def target(self, pairing: Pairing) -> tuple[Mapping[int, Region], StagingArea | None]:
+    def target(self, pairing: Pairing) -> tuple[Memory, StagingArea | None]:
         """Where a plan's local side is: the pools, or the staging area before a cast."""
         area = self._casts.get(pairing.plan.remote.engine_id)
-        return (self._local.regions, None) if area is None else (area.registration.regions, area)
+        return (self._local.memory, None) if area is None else (area.memory, area)
 
     def _routes(self, link: Link, pairing: Pairing, rank: int) -> list[Route]:
+        assert link.agent is not None, "a link that was opened has an agent"
         local, routes = self._local, []
         mine, _ = self.target(pairing)
         peers = pairing.peers(rank)
@@ -221,16 +221,16 @@ class Links:
             raise PeerRefusedError(f"expected {len(peers)} staging areas", peer=link.peer)
         try:
             for peer, area in zip(peers, link.areas, strict=True):
-                here, there, staging = mine, link.regions, None
+                here, there, staging = mine, link.memory, None
                 if peer.convert is not None and peer.staging is not None:
                     staging = local.area(peer.staging, rank)
-                    here = staging.registration.regions
+                    here = staging.memory
                 if peer.pack is not None and peer.staging is not None:
                     there = area
                     wanted = dict(peer.staging.rank_cache(local.rank).pool_bytes)
-                    if {pool: region.nbytes for pool, region in area.items()} != wanted:
+                    if area.sizes != wanted:
                         raise PeerRefusedError("its staging area has another size", peer=link.peer)
-                prepared = local.agent.prepare(peer.wire, "local", here, link.agent_name, there)
+                prepared = local.agent.prepare(peer.wire, "local", here, link.agent, there)
                 routes.append(Route(peer, prepared, staging, asyncio.Lock()))
         except (ValueError, TransferError) as error:
             for route in routes:

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from blockstride.checks import expect
-from blockstride.transfer.connector.agent import TransferAgent
 from blockstride.transfer.connector.counters import Counters
-from blockstride.transfer.connector.parts import Region
-from blockstride.transfer.connector.posting import Operation, PreparedCopy
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.connector.staging import StagingArea
 from blockstride.transfer.copy_plan import Indices
 from blockstride.transfer.device import device_of, use_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.nixl import Memory, Operation, PreparedCopy, TransferAgent
 
 BUSY_SECONDS = 0.001
 """Pause between two looks at NIXL while a peer may need them."""
@@ -83,9 +81,9 @@ class LocalRank:
         self._fresh_until = 0.0
 
     @property
-    def regions(self) -> dict[int, Region]:
+    def memory(self) -> Memory:
         """Where the pools are."""
-        return self.registration.regions
+        return self.registration.memory
 
     def area(self, info: EngineTransferInfo, rank: int) -> StagingArea:
         """A new staging area, registered.

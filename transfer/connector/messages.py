@@ -15,7 +15,6 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from blockstride.transfer.connector.errors import Kind, ProtocolError
 from blockstride.transfer.connector.parts import (
     RANDOM_BYTES,
     Blob,
@@ -31,6 +30,7 @@ from blockstride.transfer.connector.parts import (
     Tables,
     Text,
 )
+from blockstride.transfer.errors import Kind, ProtocolError
 
 MAGIC, VERSION = b"BSTR", 2
 DIGEST_BYTES = 16

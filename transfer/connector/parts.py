@@ -95,14 +95,14 @@ class Region(Part, frozen=True):
         address: Of its first byte.
         nbytes: Its size.
         device: Device number; 0 for process memory.
-        memory: NIXL's name of the kind of memory.
+        kind: NIXL's name of the kind of memory.
     """
 
     pool: Count
     address: Address
     nbytes: Address
     device: Annotated[int, Meta(ge=0, le=1023)] = 0
-    memory: Annotated[str, Meta(pattern="^(DRAM|VRAM)$")] = "DRAM"
+    kind: Annotated[str, Meta(pattern="^(DRAM|VRAM)$")] = "DRAM"
 
 
 Regions = Annotated[list[Region], Meta(max_length=4096)]

@@ -8,8 +8,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from time import perf_counter
 
-from blockstride.transfer.connector.description import blocks_of, tables_of
-from blockstride.transfer.connector.errors import (
+from blockstride.transfer.connector.description import blocks_of, regions_of, tables_of
+from blockstride.transfer.connector.handle import BlockLists, ReadHandle
+from blockstride.transfer.connector.job import Job
+from blockstride.transfer.connector.links import Connection, Links, Route
+from blockstride.transfer.connector.local_rank import LocalRank
+from blockstride.transfer.connector.messages import Claim, Done, Finish, Grant, Stop, Target
+from blockstride.transfer.connector.pairing import Pairing
+from blockstride.transfer.connector.staging import cast_here, copy_here
+from blockstride.transfer.errors import (
     AbortedError,
     DeadlineError,
     LeaseExpiredError,
@@ -19,13 +26,6 @@ from blockstride.transfer.connector.errors import (
     TransferError,
     as_failure,
 )
-from blockstride.transfer.connector.handle import BlockLists, ReadHandle
-from blockstride.transfer.connector.job import Job
-from blockstride.transfer.connector.links import Connection, Links, Route
-from blockstride.transfer.connector.local_rank import LocalRank
-from blockstride.transfer.connector.messages import Claim, Done, Finish, Grant, Stop, Target
-from blockstride.transfer.connector.pairing import Pairing
-from blockstride.transfer.connector.staging import cast_here, copy_here
 from blockstride.transfer.request import BlockIds, TransferRequest, check_blocks
 
 logger = logging.getLogger(__name__)
@@ -321,12 +321,12 @@ class Reader:
         self, job: Job, connection: Connection, targets: Sequence[BlockIds]
     ) -> None:
         """Has the producer write; until it says that it has stopped, blocks are in its hands."""
-        regions, _ = self._links.target(connection.pairing)
+        memory, _ = self._links.target(connection.pairing)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         job.written[connection.link.rank] = written
         job.touching.add(written)
         written.add_done_callback(job.touching.discard)
-        target = Target(list(regions.values()), self._local.agent.metadata)
+        target = Target(regions_of(memory), self._local.agent.metadata)
         try:
             await self._claim(job, connection, targets, target)
         except TransferError as error:

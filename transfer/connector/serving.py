@@ -17,13 +17,8 @@ from blockstride.transfer.connector.description import (
     blocks_of,
     describe,
     engine_of,
+    regions_of,
     tables_of,
-)
-from blockstride.transfer.connector.errors import (
-    Kind,
-    PeerLostError,
-    ProtocolError,
-    as_failure,
 )
 from blockstride.transfer.connector.leases import Lease, LeaseTable
 from blockstride.transfer.connector.local_rank import BUSY_SECONDS, LocalRank
@@ -50,6 +45,12 @@ from blockstride.transfer.connector.messages import (
 from blockstride.transfer.connector.pairing import pair
 from blockstride.transfer.connector.parts import RANDOM_BYTES, Blocks
 from blockstride.transfer.connector.writing import Session, Work, Writer
+from blockstride.transfer.errors import (
+    Kind,
+    PeerLostError,
+    ProtocolError,
+    as_failure,
+)
 from blockstride.transfer.request import TransferRequest, check_blocks
 
 MAX_CHALLENGES = 256
@@ -200,16 +201,14 @@ class Server:
             raise
         self._sessions[message.session] = session
         logger.debug("%s rank %s has introduced itself", *reader)
-        areas = [
-            list(area.registration.regions.values()) if area else [] for _, area in session.routes
-        ]
+        areas = [regions_of(area.memory) if area else [] for _, area in session.routes]
         return Welcome(
             message.session,
             message.sequence,
             describe(local.info),
             local.rank,
             local.agent.metadata,
-            list(local.regions.values()),
+            regions_of(local.memory),
             areas,
             local.settings.lease_seconds,
         )
@@ -292,9 +291,9 @@ class Server:
         """Frees what belongs to a session that is over, unless a claim still uses it."""
         if session.is_over and session.claims == 0:
             session.release_areas()
-            if session.agent_name:
-                self._local.agent.disconnect(session.agent_name)
-                session.agent_name = ""
+            if session.agent is not None:
+                self._local.agent.disconnect(session.agent)
+                session.agent = None
 
     async def close(self) -> None:
         """Ends all sessions, once nothing is written any more."""

@@ -11,12 +11,12 @@ from torch import Tensor
 from blockstride.checks import expect
 from blockstride.kernels import block_copy, copy_runs
 from blockstride.layouts import StridedField
-from blockstride.transfer.connector.agent import Registration, TransferAgent
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.copy_plan import CopyPlan, Indices
 from blockstride.transfer.device import wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.executor import byte_ranges
+from blockstride.transfer.nixl import Memory, TransferAgent
 from blockstride.transfer.rank_cache import GroupCache
 from blockstride.transfer.request import BlockIds
 
@@ -56,11 +56,16 @@ class StagingArea:
         # zeros must not come after what NIXL brings
         wait_for_device(device)
         self._agent = agent
-        self.registration: Registration = agent.register(self.storages)
+        self._registration = agent.register(self.storages)
+
+    @property
+    def memory(self) -> Memory:
+        """Where it is."""
+        return self._registration.memory
 
     def release(self) -> None:
         """Gives the memory back, which no posting may use."""
-        self._agent.deregister(self.registration)
+        self._agent.deregister(self._registration)
         self.storages = {}
 
 

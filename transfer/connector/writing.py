@@ -8,14 +8,14 @@ from time import monotonic
 from typing import NamedTuple
 
 from blockstride.transfer.connector.description import check_regions
-from blockstride.transfer.connector.errors import AbortedError
 from blockstride.transfer.connector.leases import Lease, LeaseTable, Reader
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.messages import Target
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.connector.parts import Region
-from blockstride.transfer.connector.posting import PreparedCopy
 from blockstride.transfer.connector.staging import StagingArea, copy_here
+from blockstride.transfer.errors import AbortedError
+from blockstride.transfer.nixl import Peer, PreparedCopy
 from blockstride.transfer.peer_plan import PeerPlan, ReadSpec
 from blockstride.transfer.request import TransferRequest
 
@@ -31,7 +31,7 @@ class Session:
         sequence: Number of its last message.
         last_seen: When that came.
         written: Lists to write with, by where.
-        agent_name: Its agent, once something was written to it.
+        agent: Its agent, once something was written to it.
         claims: Claims that are being packed or written for it.
         is_over: Whether it has ended; its memory goes back with the last claim.
     """
@@ -42,7 +42,7 @@ class Session:
     sequence: int
     last_seen: float
     written: dict[tuple[Region, ...], list[PreparedCopy]] = field(default_factory=dict)
-    agent_name: str = ""
+    agent: Peer | None = None
     claims: int = 0
     is_over: bool = False
 
@@ -141,20 +141,16 @@ class Writer:
         pairing, local = session.pairing, self._local
         if any(peer.convert is not None for peer, _ in session.routes):
             raise ValueError("strategy: expected direct or pack for what is written, got pages")
-        regions = check_regions(pairing.plan.local, pairing.rank, target.regions)
+        theirs = check_regions(pairing.plan.local, pairing.rank, target.regions)
         key = tuple(target.regions)
         if key not in session.written:
-            name = local.agent.connect(target.metadata, agent_prefix(*session.reader))
-            if session.agent_name:  # one session is one user
-                local.agent.disconnect(session.agent_name)
-            session.agent_name = name
+            agent = local.agent.connect(target.metadata, agent_prefix(*session.reader))
+            if session.agent is not None:  # one session is one user
+                local.agent.disconnect(session.agent)
+            session.agent = agent
             session.written[key] = [
                 local.agent.prepare(
-                    peer.wire,
-                    "remote",
-                    area.registration.regions if area else local.regions,
-                    name,
-                    regions,
+                    peer.wire, "remote", area.memory if area else local.memory, agent, theirs
                 )
                 for peer, area in session.routes
             ]

@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_seconds, expect_type, whole
 from blockstride.transfer.compatibility import expect_fingerprint
-from blockstride.transfer.connector.agent import TransferAgent
-from blockstride.transfer.connector.chunks import Chunk, RowList, cut
-from blockstride.transfer.connector.description import addresses, expect_plannable
-from blockstride.transfer.connector.errors import DeadlineError, TransferError
-from blockstride.transfer.connector.posting import Operation
-from blockstride.transfer.copy_plan import CopyPlan, Side
+from blockstride.transfer.connector.description import expect_plannable
+from blockstride.transfer.copy_plan import Side
 from blockstride.transfer.device import device_of, expect_storages, on_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.errors import DeadlineError
+from blockstride.transfer.nixl import (
+    Memory,
+    Operation,
+    Peer,
+    Posting,
+    Registration,
+    TransferAgent,
+)
 from blockstride.transfer.plan import EngineTransferPlan, generate_engine_transfer_plan
 from blockstride.transfer.request import BlockIds, TransferRequest
 from blockstride.transfer.tiers.stored_cache import Place, StoredCache
@@ -52,37 +56,19 @@ class Moved(NamedTuple):
         return Moved(self.nbytes + nbytes, self.descriptors + descriptors, self.merged + merged)
 
 
-class _Lists(NamedTuple):
-    """The descriptor lists of a plan, as NIXL keeps them.
-
-    Attributes:
-        rows: Local and remote rows.
-        pools: The list of the pools.
-        store: The list of the stored cache.
-        pools_are: Which end of the plan the pools are.
-    """
-
-    rows: tuple[RowList, RowList]
-    pools: Any
-    store: Any
-    pools_are: Side
-
-
 @dataclass(eq=False)
 class _Call:
-    """What NIXL keeps of one call, until nothing of it moves any more.
+    """What a call keeps of NIXL, until nothing of it moves any more.
 
     Attributes:
         place: The stored cache; of a file, a descriptor of our own, which stays open as long.
+        peer: This process as the other end of its copies.
         registration: Of its memory; None before there is one.
-        lists: Descriptor lists.
-        handle: What moves; None between two chunks.
     """
 
     place: Place
-    registration: Any = None
-    lists: list[_Lists] = field(default_factory=list)
-    handle: Any = None
+    peer: Peer
+    registration: Registration | None = None
 
 
 class Offloader:
@@ -187,109 +173,64 @@ class Offloader:
         place: Place,
     ) -> Moved:
         deadline, total = monotonic() + self.timeout_seconds, Moved()
-        if place.memory == "FILE":
-            memory = self._agent.memory
-            expect(memory == "DRAM", "pools", "host memory, from which files are written", memory)
+        mine = self._pools.memory
+        if place.kind == "FILE":
+            wanted = "host memory, from which files are written"
+            expect(mine.kind == "DRAM", "pools", wanted, mine.kind)
         specs = plan.reads(request)
         # kernels may still write what is saved, and what was freed and is to be filled
         wait_for_device(self._device)
-        with on_device(self._device), self._agent.nixl.about(self._name), self._call(place) as call:
+        with on_device(self._device), self._call(place) as call:
+            theirs = Memory(call.place.kind, call.place.device, place.addresses)
             for peer, read in zip(plan.peers, specs, strict=True):
                 # a store has one rank; of those that a store reads from, one is here
                 if pools_are == "local" or peer.remote_rank == self.rank:
-                    lists = self._prepare(call, peer.wire, pools_are)
-                    for chunk in cut(*lists.rows, read.wire, CHUNK_BYTES):
-                        merged = self._move(operation, call, lists, chunk, deadline)
+                    prepared = self._agent.prepare(
+                        peer.wire, pools_are, mine, call.peer, theirs, (place.backend,)
+                    )
+                    for chunk in prepared.chunks(read.wire, CHUNK_BYTES):
+                        merged = self._wait(prepared.post(operation, chunk), operation, deadline)
                         total = total.plus(chunk.nbytes, len(chunk.indices.local), merged)
         return total
+
+    def _wait(self, posting: Posting, operation: Operation, deadline: float) -> int:
+        """Waits until a chunk has moved; returns the descriptors that NIXL made of it."""
+        while not posting.poll():
+            if monotonic() > deadline:
+                message = f"{operation}: expected an end within {self.timeout_seconds} s, got none"
+                raise DeadlineError(message, peer=self._name)
+            sleep(POLL_SECONDS)
+        if posting.error is not None:
+            raise posting.error
+        return posting.merged or 0
 
     @contextmanager
     def _call(self, place: Place) -> Iterator[_Call]:
         """What a call needs of NIXL, given back at its end, or later if something still moves."""
-        if place.memory == "FILE":
+        if place.kind == "FILE":
             place = replace(place, device=os.dup(place.device))
-        call = _Call(place)
+        call = _Call(place, self._agent.itself())
         self._kept.append(call)
         try:
-            region = [(place.start, place.nbytes, place.device, "")]
-            nixl = self._agent.nixl.agent
-            call.registration = nixl.register_memory(region, place.memory, [place.backend])
+            call.registration = self._agent.register_range(
+                place.kind, place.device, place.start, place.nbytes, place.backend
+            )
             yield call
         finally:
             self._give_back()
 
     def _give_back(self) -> None:
         """Gives back what belongs to calls of which nothing moves any more."""
-        nixl, errors = self._agent.nixl.agent, self._agent.nixl.errors
         for call in list(self._kept):
-            if self._moves(call):
+            if call.peer.poll():
                 continue
             self._kept.remove(call)
-            if call.handle is not None:
-                with suppress(*errors):
-                    call.handle.release()
-            for lists in call.lists:
-                with suppress(*errors):
-                    lists.pools.release()
-                    lists.store.release()
+            call.peer.release()
             if call.registration is not None:
-                with suppress(*errors):
-                    nixl.deregister_memory(call.registration, [call.place.backend])
-            if call.place.memory == "FILE":
+                with suppress(*self._agent.nixl.errors):
+                    self._agent.deregister(call.registration)
+            if call.place.kind == "FILE":
                 os.close(call.place.device)
-
-    def _moves(self, call: _Call) -> bool:
-        """Whether NIXL may still touch the memory of a call."""
-        nixl = self._agent.nixl
-        with suppress(*nixl.errors):
-            return call.handle is not None and nixl.agent.check_xfer_state(call.handle) == "PROC"
-        return False
-
-    def _prepare(self, call: _Call, copy: CopyPlan, pools_are: Side) -> _Lists:
-        """Hands the rows of a plan to NIXL."""
-        store_is: Side = "remote" if pools_are == "local" else "local"
-        regions, place = self._pools.regions, call.place
-        device = next((region.device for region in regions.values()), 0)
-        rows = {
-            pools_are: copy.rows(pools_are, addresses(regions), device),
-            store_is: copy.rows(store_is, place.addresses, place.device),
-        }
-        agent = self._agent
-        prepare = agent.nixl.agent.prep_xfer_dlist
-        lists = _Lists(
-            (RowList(rows["local"]), RowList(rows["remote"])),
-            prepare("NIXL_INIT_AGENT", rows[pools_are].astype(np.uint64), agent.memory),
-            prepare(agent.name, rows[store_is].astype(np.uint64), place.memory),
-            pools_are,
-        )
-        call.lists.append(lists)
-        return lists
-
-    def _move(
-        self, operation: Operation, call: _Call, lists: _Lists, chunk: Chunk, deadline: float
-    ) -> int:
-        """Moves a chunk; returns the descriptors that NIXL made of it."""
-        nixl, (mine, theirs) = self._agent.nixl.agent, chunk.indices
-        if lists.pools_are == "remote":
-            mine, theirs = theirs, mine
-        handle = call.handle = nixl.make_prepped_xfer(
-            operation, lists.pools, mine, lists.store, theirs, b"", [call.place.backend]
-        )
-        state = nixl.transfer(handle)
-        while state == "PROC":
-            if monotonic() > deadline:
-                raise DeadlineError(
-                    f"{operation}: expected an end within {self.timeout_seconds} s, got none",
-                    peer=self._name,
-                )
-            sleep(POLL_SECONDS)
-            state = nixl.check_xfer_state(handle)
-        if state != "DONE":
-            raise TransferError(f"NIXL: state {state}", peer=self._name)
-        merged = int(nixl.get_xfer_telemetry(handle).descCount)
-        handle.release()
-        call.handle = None
-        return merged
 
     def close(self) -> None:
         """Ends the agent, once nothing moves any more; the pools may be freed afterwards."""
@@ -301,7 +242,7 @@ class Offloader:
         # what has not stopped ends with the agent
         self._agent.close(self.timeout_seconds)
         for call in self._kept:
-            if call.place.memory == "FILE":
+            if call.place.kind == "FILE":
                 os.close(call.place.device)
         self._kept.clear()
 

@@ -103,7 +103,7 @@ class Place:
     """Where the bytes of a stored cache are, in NIXL's terms.
 
     Attributes:
-        memory: Kind of memory.
+        kind: Kind of memory.
         backend: The plugin that reaches it.
         device: Device number; of a file its descriptor.
         addresses: Pool -> address of its null block; in a file, its offset.
@@ -111,7 +111,7 @@ class Place:
         nbytes: Size of all.
     """
 
-    memory: Literal["DRAM", "FILE"]
+    kind: Literal["DRAM", "FILE"]
     backend: Literal["UCX", "POSIX"]
     device: int
     addresses: Mapping[int, int]

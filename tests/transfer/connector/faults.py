@@ -3,14 +3,8 @@
 from functools import partial
 from typing import Any
 
-from blockstride.transfer.connector import (
-    PeerLostError,
-    PreparedCopy,
-    TransferAgent,
-    TransferError,
-    reading,
-    writing,
-)
+from blockstride.transfer.connector import PeerLostError, TransferError, reading, writing
+from blockstride.transfer.nixl import PreparedCopy, TransferAgent
 from blockstride.transfer.peer_plan import PeerPlan
 from tests.transfer.connector.worker import STATE
 

@@ -26,6 +26,7 @@ from blockstride.transfer.connector import (
 )
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.staging import StagingArea
+from tests.transfer.connector.resources import resources_of
 from tests.transfer.connector.worker import STATE
 from tests.transfer.support import POISON, HandOver, storages
 
@@ -102,7 +103,7 @@ def link_ahead(seconds: float = 20.0) -> None:
     """Links to the producer before there is a request."""
     connector().connect(STATE["case"].remote.engine_id)
     end = monotonic() + seconds
-    while connector().resources()["links"] == 0:
+    while resources()["links"] == 0:
         assert monotonic() < end, f"no link within {seconds} s"
 
 
@@ -183,7 +184,7 @@ def counters(name: str = "d") -> Any:
 
 
 def resources(name: str = "d") -> dict[str, int]:
-    return connector(name).resources()
+    return resources_of(connector(name))
 
 
 def ended(name: str = "p0") -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import torch
 from blockstride.layouts import CacheSpec, KVCacheLayout, full_attention, mamba1
 from blockstride.transfer import BlockIds, EngineTransferInfo
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
+from tests.transfer.connector.resources import resources_of
 from tests.transfer.connector.worker import STATE
 from tests.transfer.support import WEIGHTS, storages
 
@@ -72,9 +73,9 @@ def withdraw(number: int) -> bool:
 def leases_left(seconds: float) -> dict[str, int]:
     """What a producer still holds after a time in which all leases must have ended."""
     end, producer = monotonic() + seconds, STATE["producer"]
-    while producer.num_leases and monotonic() < end:
+    while (found := resources_of(producer))["leases"] and monotonic() < end:
         producer.ended_leases()
-    return producer.resources()
+    return found
 
 
 def open_reader(settings: ConnectorSettings) -> None:
@@ -165,4 +166,4 @@ def end() -> None:
 
 
 def use() -> dict[str, int]:
-    return STATE["reader"].resources()
+    return resources_of(STATE["reader"])

@@ -10,6 +10,7 @@ from blockstride.transfer import BlockIds
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadRequest
 from tests.transfer.connector import roles
 from tests.transfer.connector.bulk import bulk
+from tests.transfer.connector.resources import resources_of
 from tests.transfer.connector.scenes import scene
 
 INFO = bulk(8).local
@@ -35,7 +36,7 @@ def test_views_of_one_storage_are_registered_once():
     parts = dict(zip(sizes, whole.split(list(sizes.values())), strict=True))
     with Connector(INFO) as connector:
         connector.register_kv_caches(parts)
-        assert connector.resources()["registered_bytes"] == len(whole)
+        assert resources_of(connector)["registered_bytes"] == len(whole)
 
 
 def test_a_port_that_is_taken_is_an_error_at_once():
@@ -61,7 +62,7 @@ def test_blocks_that_cannot_be_right_are_refused_where_they_are_named():
             connector.start_read(replace(request, local=wrong))
         with pytest.raises(ValueError, match="offered ids of group 0"):
             connector.offer("r", 16, wrong)
-        assert connector.resources()["reads"] == connector.resources()["leases"] == 0
+        assert resources_of(connector)["reads"] == resources_of(connector)["leases"] == 0
 
 
 def test_closing_ends_requests_and_frees_their_blocks():
@@ -109,7 +110,7 @@ def test_linking_to_an_engine_that_is_not_there_is_no_error_yet():
         connector.connect("nobody")
         connector.add_peer("producer", ["tcp://127.0.0.1:9"])
         connector.connect("producer")
-        assert connector.resources()["links"] == 0
+        assert resources_of(connector)["links"] == 0
 
 
 def test_a_reader_that_has_linked_ahead_makes_no_handshake_for_a_request(crew):

@@ -6,7 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from blockstride.transfer.connector.description import check_regions, describe, engine_of
+from blockstride.transfer.connector.description import (
+    check_regions,
+    describe,
+    engine_of,
+    regions_of,
+)
 from blockstride.transfer.connector.pairing import pair, plan_options
 from blockstride.transfer.connector.parts import EnginePart, Region
 from blockstride.transfer.connector.settings import ConnectorSettings
@@ -50,7 +55,9 @@ def test_regions_must_be_those_that_the_engine_implies():
     info = bulk(8).remote
     sizes = info.rank_cache(0).pool_bytes
     right = [Region(pool, (pool + 1) << 30, nbytes) for pool, nbytes in sizes.items()]
-    assert check_regions(info, 0, right) == dict(enumerate(right))
+    memory = check_regions(info, 0, right)
+    assert (memory.addresses, memory.sizes) == ({0: 1 << 30, 1: 2 << 30}, sizes)
+    assert regions_of(memory) == right
     for wrong, message in (
         ([], "pools of"),
         ([right[0], right[0]], "pools of"),

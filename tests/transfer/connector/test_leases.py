@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from blockstride.transfer import BlockIds
-from blockstride.transfer.connector.errors import LeaseExpiredError, PeerRefusedError
 from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
+from blockstride.transfer.errors import LeaseExpiredError, PeerRefusedError
 from tests.transfer.connector import roles
 from tests.transfer.connector.processes import Crew
 from tests.transfer.connector.scenes import QUICK, scene

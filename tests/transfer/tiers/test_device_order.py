@@ -27,15 +27,15 @@ def test_what_is_saved_and_loaded_is_waited_for_first(gpus, monkeypatch):
             return transfer(handle)
 
         monkeypatch.setattr(nixl, "transfer", post)
-        for call, blocks in (
-            (offloader.write, CASE.request().remote),
-            (offloader.read, CASE.request().local),
+        for call, operation, blocks in (
+            (offloader.write, "WRITE", CASE.request().remote),
+            (offloader.read, "READ", CASE.request().local),
         ):
             gpus.events.clear()
             gpus.launch(GPU)
             call(host, blocks)
             assert gpus.events[:2] == ["launch cuda:1", "wait cuda:1"]
-            assert {*gpus.events[2:]} == {"post with cuda:1"}
+            assert {*gpus.events[2:]} == {f"post {operation}", "post with cuda:1"}
         assert gpus.threads == {}
 
 

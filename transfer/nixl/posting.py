@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int64
 
-from blockstride.transfer.connector.chunks import Chunk, RowList, cut
-from blockstride.transfer.connector.errors import PeerLostError, TransferError
 from blockstride.transfer.copy_plan import Indices, Side
+from blockstride.transfer.errors import PeerLostError, TransferError
+from blockstride.transfer.nixl.chunks import Chunk, RowList, cut
 
 Operation = Literal["READ", "WRITE"]
 Rows = Int64[np.ndarray, "rows 5"]
@@ -57,16 +57,26 @@ class Peer:
     Attributes:
         name: Its name.
         users: How many sessions need it.
-        memory: The kind of memory that it has registered.
         lists: Descriptor lists that name it.
         unfinished: Postings that have not stopped.
     """
 
     name: str
     users: int = 0
-    memory: str = "DRAM"
     lists: list[PreparedCopy] = field(default_factory=list)
     unfinished: set[Posting] = field(default_factory=set)
+
+    def poll(self) -> bool:
+        """Whether any of its postings has not stopped."""
+        for posting in list(self.unfinished):
+            posting.poll()
+        return bool(self.unfinished)
+
+    def release(self) -> None:
+        """Gives its lists back; no posting may be unfinished."""
+        for prepared in self.lists:
+            prepared.release()
+        self.lists = []
 
 
 class Posting:
@@ -117,29 +127,36 @@ class Posting:
 
 
 class PreparedCopy:
-    """A copy plan between memory here and memory of a peer, as descriptor lists that NIXL keeps.
+    """Pairs of byte ranges here and at a peer, as descriptor lists that NIXL keeps.
 
     Args:
         nixl: The agent here.
         peer: The peer.
         side: Which end of the plan is here.
         rows: The strided rows of both ends.
-        memory: The kind of memory here.
+        kinds: The kinds of memory here and at the peer.
+        backends: NIXL plugins to choose from; none: those of the agent.
 
     Raises:
         TransferError: Rows outside the memory that either agent has registered.
     """
 
     def __init__(
-        self, nixl: Nixl, peer: Peer, side: Side, rows: Mapping[Side, Rows], memory: str
+        self,
+        nixl: Nixl,
+        peer: Peer,
+        side: Side,
+        rows: Mapping[Side, Rows],
+        kinds: tuple[str, str] = ("DRAM", "DRAM"),
+        backends: tuple[str, ...] = (),
     ) -> None:
-        self._nixl, self._peer, self._side = nixl, peer, side
+        self._nixl, self._peer, self._side, self._backends = nixl, peer, side, list(backends)
         self._local, self._remote = RowList(rows["local"]), RowList(rows["remote"])
         other: Side = "remote" if side == "local" else "local"
         with nixl.about(peer.name):
             prepare = nixl.agent.prep_xfer_dlist
-            self._mine = prepare("NIXL_INIT_AGENT", rows[side].astype(np.uint64), memory)
-            self._theirs = prepare(peer.name, rows[other].astype(np.uint64), peer.memory)
+            self._mine = prepare("NIXL_INIT_AGENT", rows[side].astype(np.uint64), kinds[0])
+            self._theirs = prepare(peer.name, rows[other].astype(np.uint64), kinds[1])
         peer.lists.append(self)
 
     def chunks(self, indices: Indices, chunk_bytes: int) -> Iterator[Chunk]:
@@ -158,7 +175,8 @@ class PreparedCopy:
             mine, theirs = theirs, mine
         with self._nixl.about(self._peer.name):
             make = self._nixl.agent.make_prepped_xfer
-            handle = make(operation, self._mine, mine, self._theirs, theirs, b"")
+            lists = (self._mine, mine, self._theirs, theirs)
+            handle = make(operation, *lists, b"", self._backends)
         return Posting(self._nixl, handle, self._peer)
 
     def release(self) -> None:

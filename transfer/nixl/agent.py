@@ -11,29 +11,49 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockstride.checks import expect
 from blockstride.transfer.argument_types import expect_type, names, whole
-from blockstride.transfer.connector.description import addresses
-from blockstride.transfer.connector.errors import TransferError
-from blockstride.transfer.connector.parts import Region
-from blockstride.transfer.connector.posting import Nixl, Peer, Posting, PreparedCopy
 from blockstride.transfer.copy_plan import CopyPlan, Side
 from blockstride.transfer.device import expect_shareable
+from blockstride.transfer.errors import TransferError
+from blockstride.transfer.nixl.posting import Nixl, Peer, Posting, PreparedCopy, Rows
 
 WARM_BYTES = 64
 
 
-class Registration:
-    """Memory that NIXL may read and write, by pool."""
+class Memory(NamedTuple):
+    """Where pools are, as NIXL is told.
 
-    def __init__(self, regions: Mapping[int, Region], handle: Any) -> None:
-        self.regions = dict(regions)
-        self.handle = handle
+    Attributes:
+        kind: NIXL's name of the kind of memory: `DRAM`, `VRAM` or `FILE`.
+        device: Device number; 0 for host memory, and the descriptor of a file.
+        addresses: Pool -> address of its first byte; in a file, its offset.
+        sizes: Pool -> its bytes.
+    """
+
+    kind: str = "DRAM"
+    device: int = 0
+    addresses: Mapping[int, int] = {}
+    sizes: Mapping[int, int] = {}
+
+
+class Registration(NamedTuple):
+    """Memory that NIXL may read and write.
+
+    Attributes:
+        memory: Which.
+        handle: NIXL's own; None where there is no byte.
+        backends: Plugins that reach it; none: those of the agent.
+    """
+
+    memory: Memory
+    handle: Any
+    backends: tuple[str, ...] = ()
 
 
 class TransferAgent:
@@ -78,9 +98,8 @@ class TransferAgent:
         )
         self.name = name
         self.nixl = Nixl(api.nixl_agent(name, config), errors)
-        self.memory = "DRAM"
-        self._peers: dict[str, Peer] = {}
-        self._registrations: list[Registration] = []
+        self.peers: dict[str, Peer] = {}
+        self.registrations: list[Registration] = []
         self._scratch = torch.zeros(WARM_BYTES, dtype=torch.int8)
         self.register({0: self._scratch})
 
@@ -88,12 +107,6 @@ class TransferAgent:
     def metadata(self) -> bytes:
         """What a peer's `connect` takes, for the memory that is registered now."""
         return self.nixl.agent.get_agent_metadata()
-
-    @property
-    def registered_bytes(self) -> int:
-        """Bytes of all regions."""
-        regions = (region for reg in self._registrations for region in reg.regions.values())
-        return sum(region.nbytes for region in regions) - WARM_BYTES
 
     def register(self, storages: Mapping[int, Tensor]) -> Registration:
         """Makes memory known, each storage once, whatever views of it are given.
@@ -106,31 +119,53 @@ class TransferAgent:
                 processes can't reach.
         """
         expect_shareable(storages)
-        regions, owners = {}, {}
+        addresses, sizes, owners = {}, {}, {}
+        kind, device = "DRAM", 0
         for pool, storage in storages.items():
             expect(storage.is_contiguous(), f"storage {pool}", "dense bytes", storage.stride())
-            cuda = storage.is_cuda
-            device = storage.get_device() if cuda else 0
-            nbytes, memory = storage.numel() * storage.element_size(), "VRAM" if cuda else "DRAM"
-            regions[pool] = Region(pool, storage.data_ptr(), nbytes, device, memory)
+            if storage.is_cuda:
+                kind, device = "VRAM", storage.get_device()
+            addresses[pool] = storage.data_ptr()
+            sizes[pool] = storage.numel() * storage.element_size()
             whole = storage.untyped_storage()
             owners[whole.data_ptr()] = (whole.data_ptr(), whole.nbytes(), device, "")
-            self.memory = memory
-        handle = (
-            self.nixl.agent.register_memory(list(owners.values()), self.memory) if owners else None
-        )
-        registration = Registration(regions, handle)
-        self._registrations.append(registration)
+        handle = self.nixl.agent.register_memory(list(owners.values()), kind) if owners else None
+        return self._keep(Registration(Memory(kind, device, addresses, sizes), handle))
+
+    def register_range(
+        self, kind: str, device: int, start: int, nbytes: int, backend: str
+    ) -> Registration:
+        """Makes a range of bytes known to one plugin, such as a file to POSIX.
+
+        Args:
+            kind: See `Memory`.
+            device: Likewise.
+            start: Address of its first byte.
+            nbytes: Its size.
+            backend: The plugin.
+
+        Raises:
+            TransferError: The plugin refuses it.
+        """
+        with self.nixl.about(backend):
+            ranges = [(start, nbytes, device, "")]
+            handle = self.nixl.agent.register_memory(ranges, kind, [backend])
+        return self._keep(Registration(Memory(kind, device), handle, (backend,)))
+
+    def _keep(self, registration: Registration) -> Registration:
+        self.registrations.append(registration)
         return registration
 
     def deregister(self, registration: Registration) -> None:
         """Makes NIXL forget memory, which no posting may use."""
-        if registration in self._registrations:
-            self._registrations.remove(registration)
+        known = [found for found in self.registrations if found is not registration]
+        if len(known) < len(self.registrations):
+            self.registrations = known
             if registration.handle is not None:
-                self.nixl.agent.deregister_memory(registration.handle)
+                backends = list(registration.backends)
+                self.nixl.agent.deregister_memory(registration.handle, backends)
 
-    def connect(self, metadata: bytes, prefix: str) -> str:
+    def connect(self, metadata: bytes, prefix: str) -> Peer:
         """Makes a peer known, with the memory that it has registered by now.
 
         Args:
@@ -139,7 +174,7 @@ class TransferAgent:
             prefix: What its name must begin with.
 
         Returns:
-            Its name, of which there is one more user.
+            The peer, of which there is one more user.
 
         Raises:
             TransferError: Metadata that NIXL refuses, or of another agent.
@@ -148,91 +183,94 @@ class TransferAgent:
             name = self.nixl.agent.add_remote_agent(metadata)
         name = name.decode() if isinstance(name, bytes) else name
         if not name.startswith(prefix):
-            if name not in self._peers:
+            if name not in self.peers:
                 self.nixl.agent.remove_remote_agent(name)
             raise TransferError(f"metadata: expected an agent {prefix}..., got {name!r}")
-        self._peers.setdefault(name, Peer(name))
-        self._peers[name].users += 1
-        return name
+        peer = self.peers.setdefault(name, Peer(name))
+        peer.users += 1
+        return peer
 
-    def warm(self, name: str, region: Region) -> Posting:
+    def itself(self) -> Peer:
+        """This agent as a peer, for copies within this process; its user polls and releases it."""
+        return Peer(self.name)
+
+    def warm(self, peer: Peer, memory: Memory) -> Posting:
         """Connects to a peer and reads a few bytes, which the first request would pay for."""
-        peer = self._peers[name]
-        size = min(WARM_BYTES, region.nbytes)
-        kind = "DRAM"
-        with self.nixl.about(name):
-            self.nixl.agent.make_connection(name)
+        pool, address = next(iter(memory.addresses.items()))
+        size = min(WARM_BYTES, memory.sizes[pool])
+        with self.nixl.about(peer.name):
+            self.nixl.agent.make_connection(peer.name)
             describe = self.nixl.agent.get_xfer_descs
-            mine = describe([(self._scratch.data_ptr(), size, 0)], kind)
-            theirs = describe([(region.address, size, region.device)], region.memory)
-            handle = self.nixl.agent.initialize_xfer("READ", mine, theirs, name, b"")
+            mine = describe([(self._scratch.data_ptr(), size, 0)], "DRAM")
+            theirs = describe([(address, size, memory.device)], memory.kind)
+            handle = self.nixl.agent.initialize_xfer("READ", mine, theirs, peer.name, b"")
         return Posting(self.nixl, handle, peer)
 
     def prepare(
         self,
         copy: CopyPlan,
         side: Side,
-        mine: Mapping[int, Region],
-        name: str,
-        theirs: Mapping[int, Region],
+        mine: Memory,
+        peer: Peer,
+        theirs: Memory,
+        backends: tuple[str, ...] = (),
     ) -> PreparedCopy:
         """Hands the rows of a plan to NIXL.
 
         Args:
             copy: The plan.
             side: Which end of it is here.
-            mine: Registered regions of that end.
-            name: The peer at the other end.
-            theirs: Regions of the other end.
+            mine: Registered memory of that end.
+            peer: Who has the other end.
+            theirs: Memory of the other end.
+            backends: Plugins to choose from; none: those of the agent.
 
         Raises:
             TransferError: Rows outside the memory that either agent has registered.
         """
-        peer = self._peers[name]
-        peer.memory = next((region.memory for region in theirs.values()), peer.memory)
-        ends: dict[Side, Mapping[int, Region]] = {side: mine}
-        ends["remote" if side == "local" else "local"] = theirs
-        rows: dict[Side, Any] = {}
-        for end, regions in ends.items():
-            device = next((region.device for region in regions.values()), 0)
-            rows[end] = copy.rows(end, addresses(regions), device)
-        return PreparedCopy(self.nixl, peer, side, rows, self.memory)
+        local, remote = (mine, theirs) if side == "local" else (theirs, mine)
+        rows: dict[Side, Rows] = {
+            "local": copy.rows("local", local.addresses, local.device),
+            "remote": copy.rows("remote", remote.addresses, remote.device),
+        }
+        return self.prepare_rows(side, rows, peer, (mine.kind, theirs.kind), backends)
+
+    def prepare_rows(
+        self,
+        side: Side,
+        rows: Mapping[Side, Rows],
+        peer: Peer,
+        kinds: tuple[str, str] = ("DRAM", "DRAM"),
+        backends: tuple[str, ...] = (),
+    ) -> PreparedCopy:
+        """Hands strided rows to NIXL; see `PreparedCopy`."""
+        return PreparedCopy(self.nixl, peer, side, rows, kinds, backends)
 
     def progress(self) -> None:
         """Lets NIXL work, for peers as well as for own postings; drops what peers send unasked."""
-        for peer in list(self._peers.values()):
-            for posting in list(peer.unfinished):
-                posting.poll()
-            if peer.users == 0 and not peer.unfinished:
+        for peer in list(self.peers.values()):
+            if not peer.poll() and peer.users == 0:
                 self._forget(peer)
         with suppress(*self.nixl.errors):
             self.nixl.agent.get_new_notifs()
 
     def unfinished(self) -> int:
         """Postings that have not stopped."""
-        return sum(len(peer.unfinished) for peer in self._peers.values())
+        return sum(len(peer.unfinished) for peer in self.peers.values())
 
-    @property
-    def num_peers(self) -> int:
-        """Peers that are known."""
-        return len(self._peers)
-
-    def disconnect(self, name: str) -> None:
-        """One user less; the last one's peer is forgotten as soon as its postings have stopped."""
-        peer = self._peers.get(name)
-        if peer is not None:
-            peer.users -= 1
-            if peer.users == 0 and not peer.unfinished:
-                self._forget(peer)
+    def disconnect(self, peer: Peer) -> None:
+        """One user less; after the last one a peer is forgotten once its postings have stopped."""
+        peer.users -= 1
+        if peer.users == 0 and not peer.unfinished:
+            self._forget(peer)
 
     def _forget(self, peer: Peer) -> None:
         # lists before the peer that they belong to
-        for prepared in peer.lists:
-            prepared.release()
+        peer.release()
         # a peer that broke the connection is unknown to NIXL already
         with suppress(*self.nixl.errors):
             self.nixl.agent.remove_remote_agent(peer.name)
-        self._peers.pop(peer.name, None)
+        self.peers.pop(peer.name, None)
 
     def close(self, grace_seconds: float) -> None:
         """Ends the agent; memory may be freed afterwards.
@@ -243,9 +281,9 @@ class TransferAgent:
         deadline = perf_counter() + grace_seconds
         while self.unfinished() and perf_counter() < deadline:
             self.progress()
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             self._forget(peer)
-        for registration in list(self._registrations):
+        for registration in list(self.registrations):
             with suppress(*self.nixl.errors):
                 self.deregister(registration)
         # with it ends all that NIXL does

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from blockstride.transfer import Indices
-from blockstride.transfer.connector.chunks import RowList, cut
+from blockstride.transfer.nixl.chunks import RowList, cut
 
 DENSE = [[0, 64, 0, 64, 10], [640, 64, 0, 64, 10]]
 GAPS = [[0, 64, 0, 128, 10], [1280, 64, 0, 128, 10]]
