@@ -34,9 +34,8 @@ from bench.transfer_roles import (
 from blockstride.layouts import NAMED_LAYOUTS, KVCacheLayout
 from blockstride.transfer import (
     CostModel,
-    TransferTopology,
     calibrate,
-    generate_engine_transfer_plan,
+    plan_transfer,
 )
 from blockstride.transfer.connector import Counters
 from tests.transfer.connector.processes import Crew, Process
@@ -107,9 +106,8 @@ def _wire(counters: Counters) -> float:
 
 def predicted(pair: Pair, model: CostModel) -> float:
     """Seconds on the wire, from the plan."""
-    topology = TransferTopology(engine("reader", pair.reader, 1))
-    topology.register_remote_engine(engine("producer", pair.producer, pair.tp_size))
-    plan = generate_engine_transfer_plan(topology, "producer")
+    producer = engine("producer", pair.producer, pair.tp_size)
+    plan = plan_transfer(engine("reader", pair.reader, 1), 0, producer)
     return model.wire_seconds([peer.wire for peer in plan.peers], NUM_TOKENS)
 
 

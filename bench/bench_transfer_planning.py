@@ -15,8 +15,7 @@ from blockstride.transfer import (
     EngineTransferPlan,
     ReadSpec,
     TransferRequest,
-    TransferTopology,
-    generate_engine_transfer_plan,
+    plan_transfer,
 )
 
 LAYERS, HEADS, HEAD_SIZE, BLOCK_SIZE = 64, 8, 128, 16
@@ -37,9 +36,7 @@ def engine(name: str, layout: str, tp_size: int, num_blocks: int) -> EngineTrans
 
 
 def shake_hands(local: EngineTransferInfo, remote: EngineTransferInfo) -> EngineTransferPlan:
-    topology = TransferTopology(local)
-    topology.register_remote_engine(remote)
-    plan = generate_engine_transfer_plan(topology, remote.engine_id)
+    plan = plan_transfer(local, 0, remote)
     for peer in plan.peers:
         peer.wire.rows("local", {0: 1 << 40})
         peer.wire.rows("remote", {0: 1 << 41})

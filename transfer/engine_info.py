@@ -70,8 +70,6 @@ class EngineTransferInfo:
             a block id stands for `block_size` tokens on each.
         cp_interleave: Consecutive tokens that stay together.
         stages: Layers of each pipeline stage, intervals of `specs` in order; () for a single stage.
-        advertised_block_bytes: Bytes of a block of each pool as the engine measured them on rank
-            0, () when unknown. They must be those that the rest implies.
         model_fingerprint: What tells the model's weights, and all that bears on caches, from any
             other's. Nothing here reads it, but caches are exchanged between equal ones only; ""
             for an engine that is only planned with.
@@ -92,7 +90,6 @@ class EngineTransferInfo:
     cp_size: int = 1
     cp_interleave: int = 1
     stages: tuple[Interval, ...] = ()
-    advertised_block_bytes: tuple[int, ...] = ()
     model_fingerprint: str = ""
     _caches: dict[int, RankCache] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -116,13 +113,6 @@ class EngineTransferInfo:
             stage.start == end < stage.stop for stage, end in zip(self.stages, ends, strict=False)
         )
         expect(tiles, "stages", f"intervals that tile {len(self.specs)} layers", self.stages)
-        if self.advertised_block_bytes:
-            expect(
-                self.advertised_block_bytes == self.block_bytes,
-                f"block bytes of {self.engine_id}",
-                f"{self.block_bytes}, as its specs, block size and layout imply",
-                self.advertised_block_bytes,
-            )
 
     @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -149,6 +139,17 @@ class EngineTransferInfo:
         """Bytes of a block of each pool on rank 0, padding included."""
         pools = self.rank_cache(0).pool_bytes
         return tuple(nbytes // self.num_blocks[pool] for pool, nbytes in pools.items())
+
+    def __str__(self) -> str:
+        """Name, parallel sizes, stride order, policy and block size, for a log."""
+        sizes = [f"tp {self.tp_size}"]
+        sizes += [f"pp {self.pp_size}"] if self.pp_size > 1 else []
+        sizes += [f"cp {self.cp_size}"] if self.cp_size > 1 else []
+        kernel = f" of {self.kernel_blocks} kernel blocks" if self.kernel_blocks > 1 else ""
+        return (
+            f"{self.engine_id} ({', '.join(sizes)}, {self.layout}, {self.policy}, "
+            f"blocks of {self.block_size} tokens{kernel})"
+        )
 
     def coordinates(self, rank: int) -> RankCoordinates:
         """Where rank number `rank` stands."""

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from blockstride.transfer.cost_model import CostModel
+from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.peer_plan import StrategyChoice
-from blockstride.transfer.plan import EngineTransferPlan, generate_engine_transfer_plan
-from blockstride.transfer.topology import TransferTopology
+from blockstride.transfer.plan import EngineTransferPlan, plan_transfer
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,20 @@ class Forecast:
 
 
 def forecasts(
-    topology: TransferTopology, engine_id: str, cost_model: CostModel, num_tokens: int
+    reader: EngineTransferInfo,
+    rank: int,
+    producer: EngineTransferInfo,
+    cost_model: CostModel,
+    num_tokens: int,
 ) -> dict[str, Forecast | str]:
     """A forecast for every strategy, or the reason why it can't be used."""
     found: dict[str, Forecast | str] = {}
     for strategy in get_args(StrategyChoice):
         try:
-            plan = generate_engine_transfer_plan(
-                topology,
-                engine_id,
+            plan = plan_transfer(
+                reader,
+                rank,
+                producer,
                 strategy=strategy,
                 cost_model=cost_model,
                 num_tokens=num_tokens,
@@ -98,13 +103,17 @@ def _is_cut(plan: EngineTransferPlan, group: int, field: str) -> bool:
 
 
 def rank_summary(
-    topology: TransferTopology, engine_id: str, cost_model: CostModel, num_tokens: int
+    reader: EngineTransferInfo,
+    rank: int,
+    producer: EngineTransferInfo,
+    cost_model: CostModel,
+    num_tokens: int,
 ) -> dict[str, Any]:
     """All about one reading rank: mapping, strategies, and the proof of the direct plan."""
-    found = forecasts(topology, engine_id, cost_model, num_tokens)
-    plan = generate_engine_transfer_plan(topology, engine_id, strategy="direct")
+    found = forecasts(reader, rank, producer, cost_model, num_tokens)
+    plan = plan_transfer(reader, rank, producer)
     return {
-        "rank": topology.local_rank,
+        "rank": rank,
         "source_ranks": list(plan.mapping.all_source_ranks),
         "mapping": mapping_table(plan),
         "strategies": {

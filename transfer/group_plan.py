@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -83,11 +82,6 @@ class GroupPlan:
     remote: RowSide
     lengths: Int64[np.ndarray, " runs"]
     tracks: tuple[Track, ...]
-
-    @cached_property
-    def track_bytes(self) -> tuple[int, ...]:
-        """Bytes that each track moves in one period."""
-        return tuple(int(self.lengths[track.rows].sum()) for track in self.tracks)
 
 
 def plan_group(read: GroupRead, local: GroupCache, remote: GroupCache) -> GroupPlan:

@@ -51,43 +51,14 @@ class TPMapping:
 
     Attributes:
         reads: One entry for each (remote rank, local group, remote group) that shares something.
-        num_groups: Groups of the local engine.
     """
 
     reads: tuple[GroupRead, ...]
-    num_groups: int
-
-    @property
-    def source_ranks_per_group(self) -> tuple[tuple[int, ...], ...]:
-        """For each local group, the remote ranks it reads from."""
-        return tuple(
-            tuple(sorted({read.remote_rank for read in self.reads if read.local_group == group}))
-            for group in range(self.num_groups)
-        )
 
     @property
     def all_source_ranks(self) -> tuple[int, ...]:
         """All remote ranks that are read from: those to shake hands with, and to notify."""
         return tuple(sorted({read.remote_rank for read in self.reads}))
-
-    def slots(self, group: int, field: Field) -> dict[int, tuple[Interval, ...]]:
-        """Remote rank -> where its part lands, counted from the first element held here.
-
-        Args:
-            group: Local group.
-            field: One of its fields, as this rank holds it: `k` gives the slots of KV heads.
-        """
-        first = held(field).start
-        slots: dict[int, tuple[Interval, ...]] = {}
-        for read in self.reads:
-            parts = tuple(
-                Interval(part.interval.start - first, part.interval.stop - first)
-                for part in read.fields
-                if part.field == field.name
-            )
-            if read.local_group == group and parts:
-                slots[read.remote_rank] = parts
-        return slots
 
 
 WHOLE = Interval(0, 1)
@@ -105,15 +76,15 @@ def _held_by_ranks(shard: Shard, tp_size: int, field: str) -> tuple[Interval, ..
     return tuple(shard.of_rank(rank, tp_size, field).interval for rank in range(tp_size))
 
 
-class _Part(NamedTuple):
-    """A piece of a field, and the tensor-parallel ranks that hold all of it."""
+class _Share(NamedTuple):
+    """An interval of a field, and the tensor-parallel ranks that hold all of it."""
 
     field: str
     interval: Interval
     owners: tuple[int, ...]
 
 
-def _parts(group: GroupCache, tp_size: int) -> Iterator[_Part]:
+def _shares(group: GroupCache, tp_size: int) -> Iterator[_Share]:
     """Cuts what a rank holds where the parts of `tp_size` remote ranks begin and end."""
     for field in group.placement.page.fields:
         mine, theirs = held(field), (WHOLE,) * tp_size
@@ -126,7 +97,7 @@ def _parts(group: GroupCache, tp_size: int) -> Iterator[_Part]:
             owners = tuple(
                 rank for rank, interval in enumerate(theirs) if interval.intersect(part) == part
             )
-            yield _Part(field.name, part, owners)
+            yield _Share(field.name, part, owners)
 
 
 def _token_owners(group: GroupCache, other: GroupCache, cp_size: int, cp: int) -> list[int]:
@@ -166,15 +137,16 @@ def compute_tp_mapping(
         remote.rank_cache(remote.rank(RankCoordinates(0, pp=pp))).groups
         for pp in range(remote.pp_size)
     ]
-    parts = {index: tuple(_parts(group, remote.tp_size)) for index, group in groups.items()}
-    needed = {part.owners[0] for cut in parts.values() for part in cut if len(part.owners) == 1}
+    shares = {index: tuple(_shares(group, remote.tp_size)) for index, group in groups.items()}
+    single = (share for cut in shares.values() for share in cut if len(share.owners) == 1)
+    needed = {share.owners[0] for share in single}
     reads = []
     for index, group in groups.items():
         chosen: dict[int, list[FieldRead]] = {}
-        for part in parts[index]:
-            owners = [owner for owner in part.owners if owner in needed] or part.owners
+        for share in shares[index]:
+            owners = [owner for owner in share.owners if owner in needed] or share.owners
             owner = owners[at.tp % len(owners)]
-            chosen.setdefault(owner, []).append(FieldRead(part.field, part.interval))
+            chosen.setdefault(owner, []).append(FieldRead(share.field, share.interval))
         for pp, stage in enumerate(stages):
             for other in stage.values():
                 layers = tuple(name for name in group.slots if name in other.slots)
@@ -184,4 +156,16 @@ def compute_tp_mapping(
                 for cp, (tp, fields) in product(owners, chosen.items()):
                     rank = remote.rank(RankCoordinates(tp, cp, pp))
                     reads.append(GroupRead(rank, index, other.index, layers, tuple(fields)))
-    return TPMapping(tuple(reads), len(local.groups))
+    return TPMapping(tuple(reads))
+
+
+def expected_readers(reader: EngineTransferInfo, producer: EngineTransferInfo) -> tuple[int, ...]:
+    """For each rank of a producer, the number of ranks of a reading engine that read from it.
+
+    Each of them says when it is done, whatever a single request moves.
+    """
+    counts = [0] * producer.world_size
+    for rank in range(reader.world_size):
+        for source in compute_tp_mapping(reader, rank, producer).all_source_ranks:
+            counts[source] += 1
+    return tuple(counts)

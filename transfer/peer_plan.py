@@ -194,7 +194,6 @@ def staging_area(info: EngineTransferInfo, size: StagingSize) -> EngineTransferI
         info,
         engine_id=f"staging of {info.engine_id}",
         num_blocks=tuple(count + 1 for count in counts),
-        advertised_block_bytes=(),
     )
 
 

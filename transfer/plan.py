@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from blockstride.checks import expect
+from blockstride.transfer.compatibility import expect_same_model
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.engine_info import EngineTransferInfo
-from blockstride.transfer.mapping import GroupRead, TPMapping
+from blockstride.transfer.mapping import GroupRead, TPMapping, compute_tp_mapping
 from blockstride.transfer.peer_plan import (
     PeerPlan,
     ReadSpec,
@@ -21,7 +22,6 @@ from blockstride.transfer.peer_plan import (
 from blockstride.transfer.proof import Proof, prove
 from blockstride.transfer.report import TransferReport, report
 from blockstride.transfer.request import TransferRequest, check_blocks
-from blockstride.transfer.topology import TransferTopology
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,22 @@ class EngineTransferPlan:
         return prove(self.local, self.local_rank, self.remote, self.peers)
 
 
-def generate_engine_transfer_plan(
-    topology: TransferTopology,
-    engine_id: str,
+def plan_transfer(
+    reader: EngineTransferInfo,
+    rank: int,
+    producer: EngineTransferInfo,
     *,
     strategy: StrategyChoice = "direct",
     cost_model: CostModel | None = None,
     num_tokens: int = 8192,
     num_states: int = 1,
 ) -> EngineTransferPlan:
-    """Plans all reads of the local rank from a registered engine.
+    """Plans all that one rank of an engine reads from another engine of the same model.
 
     Args:
-        topology: The local rank, and the engine.
-        engine_id: Whom to read from.
+        reader: The reading engine.
+        rank: Its rank.
+        producer: The engine that is read from.
         strategy: One for all groups, or `auto`: for each group the one with the least predicted
             time, the sum over its remote ranks.
         cost_model: What predicts; the default one when None.
@@ -87,12 +89,13 @@ def generate_engine_transfer_plan(
         num_states: Most states of a request in a group without tokens that staging areas hold.
 
     Raises:
-        ValueError: An engine that is not registered, or so many runs that int32 can't number them.
+        ValueError: Caches of another model, a rank that the reader doesn't have, or so many runs
+            that int32 can't number them.
     """
     known = get_args(StrategyChoice)
     expect(strategy in known, "strategy", f"one of {known}", repr(strategy))
-    local, remote = topology.local, topology.get_engine_info(engine_id)
-    mapping, rank = topology.mapping(engine_id), topology.local_rank
+    expect_same_model(reader, producer)
+    mapping = compute_tp_mapping(reader, rank, producer)
     size = StagingSize(num_tokens, num_states)
 
     def plan(chosen: Strategy, reads: Iterable[GroupRead]) -> list[PeerPlan]:
@@ -100,12 +103,13 @@ def generate_engine_transfer_plan(
         for read in reads:
             by_peer.setdefault(read.remote_rank, []).append(read)
         return [
-            plan_peer(chosen, by_peer[peer], local, rank, remote, size) for peer in sorted(by_peer)
+            plan_peer(chosen, by_peer[peer], reader, rank, producer, size)
+            for peer in sorted(by_peer)
         ]
 
     if strategy != "auto":
         peers = plan(strategy, mapping.reads)
-        return EngineTransferPlan(local, rank, remote, mapping, tuple(peers))
+        return EngineTransferPlan(reader, rank, producer, mapping, tuple(peers))
     cost_model = cost_model or CostModel()
     chosen: dict[Strategy, list[GroupRead]] = {}
     for group in sorted({read.local_group for read in mapping.reads}):
@@ -120,4 +124,4 @@ def generate_engine_transfer_plan(
         expect(bool(seconds), f"group {group}", "a strategy that can be used", "none")
         chosen.setdefault(min(seconds, key=seconds.__getitem__), []).extend(reads)
     peers = [peer for name, reads in chosen.items() for peer in plan(name, reads)]
-    return EngineTransferPlan(local, rank, remote, mapping, tuple(peers))
+    return EngineTransferPlan(reader, rank, producer, mapping, tuple(peers))

@@ -11,8 +11,8 @@ import numpy as np
 
 from blockstride.checks import expect
 from blockstride.layouts import StridedField
+from blockstride.transfer.byte_ranges import Ranges, byte_ranges
 from blockstride.transfer.engine_info import EngineTransferInfo
-from blockstride.transfer.executor import Ranges, byte_ranges
 from blockstride.transfer.peer_plan import PeerPlan
 from blockstride.transfer.request import BlockIds, TransferRequest, check_blocks
 

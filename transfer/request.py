@@ -49,14 +49,6 @@ class BlockIds:
         """The ids, sorted."""
         return in_order(self.ids, self.order)
 
-    @classmethod
-    def from_table(cls, table: ArrayLike) -> BlockIds:
-        """The ids of a whole block table, whose leading padding (ids <= 0) names no blocks."""
-        ids = np.asarray(table, dtype=np.int32)
-        real = np.flatnonzero(ids > NULL_BLOCK)
-        first = int(real[0]) if len(real) else len(ids)
-        return cls(ids[first:], first)
-
 
 def _int32(ids: ArrayLike) -> np.ndarray:
     """Ids as an array; a flat list of 8,192 in four fifths of the time that `np.asarray` takes."""

@@ -32,14 +32,13 @@ from blockstride.models.hf_config import cache_specs, read_config
 from blockstride.transfer import (
     CostModel,
     EngineTransferInfo,
-    TransferTopology,
+    EngineTransferPlan,
     even_stages,
     expected_readers,
-    generate_engine_transfer_plan,
+    plan_transfer,
 )
 from blockstride.transfer.drawing import draw_page
 from blockstride.transfer.forecast import rank_summary
-from blockstride.transfer.topology import describe_engine
 
 ENGINE_KEYS = ("tp", "pp", "cp", "interleave", "layout", "policy", "block", "kernel", "blocks")
 ARGUMENTS = {
@@ -104,15 +103,11 @@ def run(args: argparse.Namespace) -> int:
     path = args.cost_model or default_cost_model()
     model = CostModel.load(path) if args.cost_model or path.is_file() else CostModel()
     ranks = range(decode.world_size) if args.rank is None else [args.rank]
-    topologies = []
-    for rank in ranks:
-        topologies.append(TransferTopology(decode, rank))
-        topologies[-1].register_remote_engine(prefill)
-    summaries = [rank_summary(t, prefill.engine_id, model, args.tokens) for t in topologies]
+    summaries = [rank_summary(decode, rank, prefill, model, args.tokens) for rank in ranks]
     if args.json:
         document = {
-            "prefill": describe_engine(prefill),
-            "decode": describe_engine(decode),
+            "prefill": str(prefill),
+            "decode": str(decode),
             "dtypes": held_dtypes(specs.values()),
             "tokens": args.tokens,
             "cost_model": vars(model),
@@ -122,13 +117,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return 0
     console = Output()
-    console.print(f"{describe_engine(prefill)}\n{describe_engine(decode)}", highlight=False)
+    console.print(f"{prefill}\n{decode}", highlight=False)
     console.print(describe_dtypes(specs.values()), highlight=False)
     console.print(f"{args.tokens} tokens; costs of {model.source}\n", highlight=False)
     for summary in summaries:
         _print_mapping(console, summary)
         _print_strategies(console, summary)
-    _print_pages(console, topologies[0], prefill.engine_id)
+    _print_pages(console, plan_transfer(decode, ranks[0], prefill))
     return 0
 
 
@@ -228,8 +223,7 @@ def _print_strategies(console: Console, summary: Mapping[str, Any]) -> None:
     )
 
 
-def _print_pages(console: Console, topology: TransferTopology, engine_id: str) -> None:
-    plan = generate_engine_transfer_plan(topology, engine_id)
+def _print_pages(console: Console, plan: EngineTransferPlan) -> None:
     drawn = set()
     for index, group in enumerate(plan.local.groups):
         held = index in plan.local.rank_cache(plan.local_rank).groups

@@ -21,7 +21,7 @@ from itertools import product
 import numpy as np
 
 from blockstride.transfer import EngineTransferInfo, Strategy
-from blockstride.transfer.executor import Storages
+from tests.transfer.executor import Storages
 from tests.transfer.support import (
     BLOCK_SIZES,
     GROUPS,

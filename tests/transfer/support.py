@@ -34,12 +34,10 @@ from blockstride.transfer import (
     EngineTransferPlan,
     StrategyChoice,
     TransferRequest,
-    TransferTopology,
-    execute,
-    generate_engine_transfer_plan,
+    plan_transfer,
 )
-from blockstride.transfer.executor import Storages
 from blockstride.transfer.rank_cache import GroupCache
+from tests.transfer.executor import Storages, execute
 
 BF16, F32 = torch.bfloat16, torch.float32
 POISON = 0xEE
@@ -293,11 +291,10 @@ class HandOver:
 
     def plan(self, rank: int, strategy: StrategyChoice = "direct") -> EngineTransferPlan:
         """The plan of one reading rank."""
-        topology = TransferTopology(self.local, rank)
-        topology.register_remote_engine(self.remote)
-        return generate_engine_transfer_plan(
-            topology,
-            self.remote.engine_id,
+        return plan_transfer(
+            self.local,
+            rank,
+            self.remote,
             strategy=strategy,
             num_tokens=self.num_tokens,
             num_states=self.snapshots,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstride.layouts import KVCacheLayout, full_attention
-from blockstride.transfer import EngineTransferInfo, TransferTopology, generate_engine_transfer_plan
+from blockstride.transfer import EngineTransferInfo, plan_transfer
 from blockstride.transfer.coalescing import Dim, Nest, coalesce
 from blockstride.transfer.group_plan import GroupPlan
 from tests.transfer.support import hybrid, random_hand_over
@@ -53,10 +53,7 @@ def descriptors_per_block(source: str, destination: str, remote_tp: int, local_t
         EngineTransferInfo(name, specs, KVCacheLayout(order), "unified", 16, (64,), tp_size=tp)
         for name, order, tp in (("d", destination, local_tp), ("p", source, remote_tp))
     )
-    topology = TransferTopology(local)
-    topology.register_remote_engine(remote)
-    plan = generate_engine_transfer_plan(topology, "p")
-    return plan.report(16).descriptors
+    return plan_transfer(local, 0, remote).report(16).descriptors
 
 
 @pytest.mark.parametrize(
@@ -115,8 +112,6 @@ def test_kernel_blocks_that_follow_each_other_move_as_one_run(kernel_block_size)
         )
         for name in ("d", "p")
     ]
-    topology = TransferTopology(engines[0])
-    topology.register_remote_engine(engines[1])
-    plan = generate_engine_transfer_plan(topology, "p")
+    plan = plan_transfer(engines[0], 0, engines[1])
     full = plan.peers[0].wire.groups[0]
     assert np.array_equal(full.lengths, [2 * 64 * 4 * 8])

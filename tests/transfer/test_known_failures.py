@@ -17,7 +17,7 @@ from blockstride.layouts import (
     sliding_window_attention,
 )
 from blockstride.transfer import BlockIds, EngineTransferInfo, TransferRequest, expected_readers
-from blockstride.transfer.executor import byte_ranges
+from blockstride.transfer.byte_ranges import byte_ranges
 from tests.transfer.support import HandOver, hybrid
 
 BF16 = torch.bfloat16
@@ -102,7 +102,7 @@ def test_block_sizes_may_differ_together_with_parallel_sizes():
 def test_a_state_pairs_with_the_newest_of_a_table_that_begins_with_padding():
     specs: dict[str, CacheSpec] = {"m": mamba1(16, 4, 4, conv_dtype=BF16)}
     plan = HandOver(engine("d", specs), engine("p", specs), 9).plan(0)
-    local, remote = BlockIds.from_table([16]), BlockIds.from_table([0, 17])
+    local, remote = BlockIds([16]), BlockIds([17], 1)
     (read,) = plan.reads(TransferRequest(9, [local], [remote]))
     assert set(read.wire.local % 80) == {16}
     assert set(read.wire.remote % 80) == {17}
@@ -114,7 +114,8 @@ def test_latent_attention_beside_states_reads_from_more_ranks_than_it_has():
         "m": mamba1(16, 4, 4, conv_dtype=BF16),
     }
     local, remote = engine("d", specs, 1), engine("p", specs, 2)
-    assert HandOver(local, remote, 10).plan(0).mapping.source_ranks_per_group == ((0,), (0, 1))
+    reads = HandOver(local, remote, 10).plan(0).mapping.reads
+    assert {(read.local_group, read.remote_rank) for read in reads} == {(0, 0), (1, 0), (1, 1)}
     HandOver(local, remote, 10).check()
 
 

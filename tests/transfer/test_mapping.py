@@ -54,13 +54,6 @@ def test_sizes_that_do_not_divide_are_cut_at_the_remote_boundaries():
     assert parts(mapping(heads(6), 3, 1, 2), "v") == [(0, Interval(2, 3)), (1, Interval(3, 4))]
 
 
-def test_slots_say_where_the_part_of_each_remote_rank_lands():
-    found = mapping(heads(12), 4, 1, 6)
-    (group,) = engine("d", heads(12), 4).rank_cache(1).groups.values()
-    k = group.placement.page.fields[0]
-    assert found.slots(0, k) == {1: (Interval(0, 1),), 2: (Interval(1, 3),)}
-
-
 @pytest.mark.parametrize("count", [2, 12])
 @pytest.mark.parametrize("remote_tp", TP_SIZES)
 @pytest.mark.parametrize("local_tp", TP_SIZES)

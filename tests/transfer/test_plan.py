@@ -16,7 +16,6 @@ from blockstride.transfer import (
 )
 from blockstride.transfer.cost_model import PROBES
 from blockstride.transfer.forecast import Forecast, forecasts
-from blockstride.transfer.topology import TransferTopology
 from tests.transfer.support import HandOver, hybrid, random_hand_over
 
 BF16 = torch.bfloat16
@@ -158,9 +157,7 @@ def test_a_strategy_that_does_not_exist_is_an_error():
 def test_a_forecast_has_every_strategy_and_says_why_one_cannot_be_used():
     hand_over = attention("LBHNC", "LBNHC")
     wide = replace(hand_over.remote, cp_size=2)
-    topology = TransferTopology(hand_over.local)
-    topology.register_remote_engine(wide)
-    found = forecasts(topology, "p", CostModel(), 160)
+    found = forecasts(hand_over.local, 0, wide, CostModel(), 160)
     assert isinstance(found["direct"], Forecast)
     assert "tokens dealt to" in str(found["pack"])
 

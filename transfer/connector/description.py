@@ -71,7 +71,6 @@ def describe(info: EngineTransferInfo) -> EnginePart:
         info.cp_size,
         info.cp_interleave,
         [(stage.start, stage.stop) for stage in info.stages],
-        list(info.advertised_block_bytes),
         info.model_fingerprint,
     )
 
@@ -131,7 +130,6 @@ def described_engine(part: EnginePart) -> EngineTransferInfo:
         cp_size=part.cp_size,
         cp_interleave=part.cp_interleave,
         stages=tuple(Interval(*stage) for stage in part.stages),
-        advertised_block_bytes=tuple(part.advertised_block_bytes),
         model_fingerprint=part.model_fingerprint,
     )
 

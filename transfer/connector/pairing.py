@@ -16,10 +16,10 @@ from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.group_plan import GroupPlan
+from blockstride.transfer.mapping import expected_readers
 from blockstride.transfer.peer_plan import PeerPlan, StagingSize, staging_area
-from blockstride.transfer.plan import EngineTransferPlan, generate_engine_transfer_plan
+from blockstride.transfer.plan import EngineTransferPlan, plan_transfer
 from blockstride.transfer.request import BlockIds, needed_tokens, periods
-from blockstride.transfer.topology import TransferTopology, expected_readers
 
 
 def plan_options(settings: ConnectorSettings) -> PlanOptions:
@@ -142,11 +142,10 @@ def pair(
     local = reader
     if options.cast and _dtypes(reader.specs) != _dtypes(producer.specs):
         local = _in_dtypes_of(producer, reader, size)
-    topology = TransferTopology(local, rank)
-    topology.register_remote_engine(producer)
-    plan = generate_engine_transfer_plan(
-        topology,
-        producer.engine_id,
+    plan = plan_transfer(
+        local,
+        rank,
+        producer,
         strategy=options.strategy,
         cost_model=CostModel(*options.cost),
         num_tokens=options.num_tokens,
@@ -182,7 +181,7 @@ def _in_dtypes_of(
             for segment in spec.segments
         )
         specs[name] = replace(spec, segments=segments)
-    info = replace(reader, specs=specs, advertised_block_bytes=())
+    info = replace(reader, specs=specs)
     groups, ours = ([group.layer_names for group in e.groups] for e in (info, reader))
     expect(groups == ours, f"dtypes of {producer.engine_id}", f"ones that group as {ours}", groups)
     return staging_area(info, size)

@@ -83,7 +83,6 @@ class EnginePart(Part, frozen=True):
     cp_size: Ranks
     cp_interleave: Annotated[int, Meta(ge=1, le=1 << 20)]
     stages: Annotated[list[tuple[Count, Count]], Meta(max_length=1024)]
-    advertised_block_bytes: Annotated[list[Address], Meta(max_length=4096)]
     model_fingerprint: Name
 
 
@@ -113,7 +112,7 @@ class PlanOptions(Part, frozen=True):
 
     Attributes:
         strategy: Its choice.
-        num_tokens: See `generate_engine_transfer_plan`.
+        num_tokens: See `plan_transfer`.
         num_states: Likewise.
         cost: Seconds per descriptor, wire rate and convert rate of its cost model.
         cast: Whether it reads other dtypes than its own.

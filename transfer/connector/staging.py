@@ -11,11 +11,11 @@ from torch import Tensor
 from blockstride.checks import expect
 from blockstride.kernels import block_copy, copy_runs
 from blockstride.layouts import StridedField
+from blockstride.transfer.byte_ranges import byte_ranges
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.copy_plan import CopyPlan, Indices
 from blockstride.transfer.device import wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
-from blockstride.transfer.executor import byte_ranges
 from blockstride.transfer.nixl import Memory, TransferAgent
 from blockstride.transfer.rank_cache import GroupCache
 from blockstride.transfer.request import BlockIds

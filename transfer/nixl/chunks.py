@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int64
 
-from blockstride.checks import expect
+from blockstride.transfer.byte_ranges import RowList
 from blockstride.transfer.copy_plan import Indices
 
 MAX_CHUNK_DESCRIPTORS = 1 << 14
@@ -32,30 +32,6 @@ class Chunk(NamedTuple):
     indices: Indices
     nbytes: int
     merged: int
-
-
-class RowList:
-    """The strided rows of one side, as far as indices are concerned.
-
-    Args:
-        rows: Address, length, device, stride and count of each row.
-    """
-
-    def __init__(self, rows: Int64[np.ndarray, "rows 5"]) -> None:
-        self.ends = np.cumsum(rows[:, 4])
-        self.lengths = rows[:, 1]
-        self.dense = rows[:, 1] == rows[:, 3]
-
-    def rows_of(self, indices: Integer[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """The row of every descriptor.
-
-        Raises:
-            ValueError: An index outside the list.
-        """
-        row = np.searchsorted(self.ends, indices, side="right")
-        inside = len(row) == 0 or (int(indices.min()) >= 0 and int(row.max()) < len(self.ends))
-        expect(inside, "indices", "descriptors of the prepared list", "others")
-        return row
 
 
 def follows(

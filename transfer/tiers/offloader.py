@@ -29,10 +29,9 @@ from blockstride.transfer.nixl import (
     Registration,
     TransferAgent,
 )
-from blockstride.transfer.plan import EngineTransferPlan, generate_engine_transfer_plan
+from blockstride.transfer.plan import EngineTransferPlan, plan_transfer
 from blockstride.transfer.request import BlockIds, TransferRequest
 from blockstride.transfer.tiers.stored_cache import Place, StoredCache
-from blockstride.transfer.topology import TransferTopology
 
 CHUNK_BYTES = 1 << 26
 POLL_SECONDS = 50e-6
@@ -134,9 +133,7 @@ class Offloader:
         """
         expect_type(store, "store", StoredCache)
         expect_plannable(store.engine, self.engine)
-        topology = TransferTopology(store.engine)
-        topology.register_remote_engine(self.engine)
-        plan = generate_engine_transfer_plan(topology, self.engine.engine_id)
+        plan = plan_transfer(store.engine, 0, self.engine)
         request = TransferRequest(store.num_tokens, store.blocks, blocks)
         with store.writing(self.rank):
             return self._run("WRITE", plan, request, "remote", store.place)
@@ -157,9 +154,7 @@ class Offloader:
         """
         expect_type(store, "store", StoredCache)
         expect_plannable(store.engine, self.engine)
-        topology = TransferTopology(self.engine, self.rank)
-        topology.register_remote_engine(store.engine)
-        plan = generate_engine_transfer_plan(topology, store.engine.engine_id)
+        plan = plan_transfer(self.engine, self.rank, store.engine)
         request = TransferRequest(store.num_tokens, blocks, store.blocks)
         store.expect_readable()
         return self._run("READ", plan, request, "local", store.place)

@@ -20,10 +20,10 @@ import numpy as np
 from blockstride.checks import expect
 from blockstride.layouts import NULL_BLOCK, CacheGroup, KVCacheLayout, group_layers
 from blockstride.transfer.argument_types import expect_type, whole
-from blockstride.transfer.compatibility import expect_fingerprint
+from blockstride.transfer.compatibility import expect_fingerprint, expect_same_model
 from blockstride.transfer.engine_info import EngineTransferInfo
+from blockstride.transfer.mapping import compute_tp_mapping
 from blockstride.transfer.request import BlockIds
-from blockstride.transfer.topology import TransferTopology
 
 CANONICAL_LAYOUT = KVCacheLayout("BHLNC")
 CANONICAL_ID = "stored cache"
@@ -121,9 +121,8 @@ class Place:
 
 def writing_ranks(canonical: EngineTransferInfo, engine: EngineTransferInfo) -> tuple[int, ...]:
     """Ranks of an engine that a stored cache takes anything from: of replicas, one."""
-    topology = TransferTopology(canonical)
-    topology.register_remote_engine(engine)
-    return topology.handshake_target_ranks(engine.engine_id)
+    expect_same_model(canonical, engine)
+    return compute_tp_mapping(canonical, 0, engine).all_source_ranks
 
 
 class StoredCache(ABC):

@@ -1,6 +1,4 @@
-"""Topology: engines that are registered, and those that can't be."""
-
-from dataclasses import replace
+"""Engines: what they know of themselves, and with which others they can't exchange caches."""
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from blockstride.layouts import (
     mamba2,
     sliding_window_attention,
 )
-from blockstride.transfer import EngineTransferInfo, TransferTopology
+from blockstride.transfer import EngineTransferInfo, plan_transfer
 from tests.transfer.support import random_hand_over
 
 BF16 = torch.bfloat16
@@ -39,45 +37,16 @@ def engine(name: str, layers: dict[str, CacheSpec] | None = None, **more) -> Eng
     return EngineTransferInfo(name, layers or specs(), **{**given, **more})
 
 
-def test_registering_an_engine_again_changes_nothing_and_a_change_is_an_error():
-    topology = TransferTopology(engine("d"))
-    topology.register_remote_engine(engine("p"))
-    mapping = topology.mapping("p")
-    topology.register_remote_engine(engine("p"))
-    assert topology.mapping("p") is mapping
-    with pytest.raises(
-        ValueError, match=r"p\.block_size: expected 16, as registered before, got 32"
-    ):
-        topology.register_remote_engine(engine("p", block_size=32))
-    topology.unregister_remote_engine("p")
-    topology.unregister_remote_engine("p")
-    topology.register_remote_engine(engine("p", block_size=32))
-    assert topology.get_engine_info("p").block_size == 32
-
-
-def test_an_engine_that_is_not_known_is_an_error_that_lists_the_others():
-    topology = TransferTopology(engine("d"))
-    topology.register_remote_engine(engine("p"))
-    with pytest.raises(ValueError, match=r"engine_id: expected one of \['p'\], got 'q'"):
-        topology.handshake_target_ranks("q")
+def test_a_rank_that_an_engine_does_not_have_is_refused():
     with pytest.raises(ValueError, match="rank: expected 0 to 0, got 1"):
-        TransferTopology(engine("d"), 1)
+        plan_transfer(engine("d"), 1, engine("p"))
 
 
-def test_a_rank_describes_itself_and_whom_it_reads_from_in_one_line():
-    topology = TransferTopology(engine("d", tp_size=2), 1)
-    topology.register_remote_engine(engine("p", tp_size=4, block_size=32, kernel_block_size=16))
-    assert topology.handshake_target_ranks("p") == (2, 3)
-    assert topology.describe("p") == (
-        "d (tp 2, LBHNC, unified, blocks of 16 tokens) rank 1 reads ranks 2, 3 of "
+def test_an_engine_describes_itself_in_one_line():
+    assert str(engine("d", tp_size=2)) == "d (tp 2, LBHNC, unified, blocks of 16 tokens)"
+    assert str(engine("p", tp_size=4, block_size=32, kernel_block_size=16)) == (
         "p (tp 4, LBHNC, unified, blocks of 32 tokens of 2 kernel blocks)"
     )
-
-
-def test_a_producer_learns_its_readers_from_the_same_mapping():
-    topology = TransferTopology(engine("p", tp_size=2), 0)
-    topology.register_remote_engine(engine("d", tp_size=4))
-    assert topology.expected_readers("d") == 2
 
 
 @pytest.mark.parametrize(
@@ -124,9 +93,8 @@ def test_a_producer_learns_its_readers_from_the_same_mapping():
     ],
 )
 def test_caches_of_another_model_are_refused_by_layer_field_and_both_values(changed, message):
-    topology = TransferTopology(engine("d"))
     with pytest.raises(ValueError, match=message):
-        topology.register_remote_engine(engine("p", specs(**changed)))
+        plan_transfer(engine("d"), 0, engine("p", specs(**changed)))
 
 
 def test_memory_order_and_packing_may_differ():
@@ -139,7 +107,7 @@ def test_memory_order_and_packing_may_differ():
         ),
         layout=KVCacheLayout.BHLNC,
     )
-    TransferTopology(packed).register_remote_engine(other)
+    assert plan_transfer(packed, 0, other).mapping.all_source_ranks == (0,)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +121,6 @@ def test_memory_order_and_packing_may_differ():
         ),
         ({"stages": (Interval(0, 1), Interval(2, 3))}, "stages: expected intervals that tile 3"),
         ({"cp_size": 2, "cp_interleave": 3}, "cp_interleave: expected a divisor of 16, got 3"),
-        ({"advertised_block_bytes": (5,)}, "block bytes of p: expected .*as its specs.*got"),
         ({"layers": specs(a=full_attention(4, 8, BF16).tp_shard(0, 2))}, "a: expected the spec of"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -161,11 +128,6 @@ def test_memory_order_and_packing_may_differ():
 def test_sizes_that_contradict_each_other_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         engine("p", **changed)
-
-
-def test_advertised_block_bytes_that_agree_are_accepted():
-    known = engine("p")
-    assert replace(known, advertised_block_bytes=known.block_bytes).block_bytes == known.block_bytes
 
 
 @pytest.mark.parametrize("seed", [0, 5])
