@@ -7,8 +7,8 @@ there is one, and as a share of what the machine was just measured to do: a larg
 large matrix product for operations. A family of kernels has processes and a time of its own: a case
 that crashes, hangs or leaves the device unusable costs its row, and a fresh process goes on behind
 it. `<out>.json` and `<out>.txt` are written anew after every row. Runs from a checkout, nothing
-installed but torch, Triton and numpy, and offline. `--smoke` runs everything small in Triton's
-interpreter and times nothing of meaning.
+installed but torch, Triton, numpy and einops, and offline. `--smoke` runs everything small in
+Triton's interpreter and times nothing of meaning.
 """
 
 import argparse

@@ -5,9 +5,10 @@ from functools import partial
 from itertools import product
 
 import torch
-from support import recurrences
+from support.budget import by_reference
 from torch.nn.functional import conv1d, silu
 
+from blockstride.kernels.conv import reference
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import F32, Inputs, hold, ids, random
@@ -42,10 +43,13 @@ def cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check(order=order, is_step=is_step):
             inputs = conv_inputs([1, 1, 1] if is_step else [70, 0, 2], 300, order, device)
-            exact, states = recurrences.convolution(**inputs)
-            plain, _ = recurrences.convolution(**inputs, dtype=F32)
-            out = causal_conv1d_update(**new_tokens(inputs)) if is_step else causal_conv1d(**inputs)
-            hold(out, exact, plain)
+            run, definition = causal_conv1d, reference.causal_conv1d
+            if is_step:
+                inputs = new_tokens(inputs)
+                run, definition = causal_conv1d_update, reference.causal_conv1d_update
+            exact, states = by_reference(definition, inputs)
+            plain, _ = by_reference(definition, inputs, F32)
+            hold(run(**inputs), exact, plain)
             assert torch.equal(inputs["conv_state"].double(), states)
 
         def prepare(order=order, is_step=is_step, lengths=lengths) -> Call:

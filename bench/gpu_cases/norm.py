@@ -5,14 +5,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from support.budget import exact_and_plain
 from torch import Tensor
 from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu
 
+from blockstride.kernels.mlp import reference as mlp
 from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.norm import reference as norms
 from blockstride.kernels.norm.gpu import rms_norm
 from gpu_cases.case import Call, Case
-from gpu_cases.inputs import F32, hold, random
+from gpu_cases.inputs import hold, random
 
 
 def cases(device: str, smoke: bool) -> Iterator[Case]:
@@ -26,13 +29,9 @@ def cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check_norm(tensors=tensors):
             x, gate, weight = tensors()
-            exact, plain = (
-                torch_rms_norm(
-                    x.to(wide) * silu(gate.to(wide)), weight.shape, weight.to(wide), 1e-5
-                )
-                for wide in (torch.float64, F32)
-            )
-            out: Any = rms_norm(x, weight, 1e-5, gate=gate)
+            inputs = {"x": x, "weight": weight, "eps": 1e-5, "gate": gate}
+            exact, plain = exact_and_plain(norms.rms_norm, inputs)
+            out: Any = rms_norm(**inputs)
             hold(out, exact, plain)
 
         def norm(tensors=tensors) -> Call:
@@ -45,10 +44,7 @@ def cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check_gate(tensors=tensors):
             wide = torch.cat(tensors()[:2], 1)
-            exact, plain = (
-                silu(gate) * up
-                for gate, up in (wide.to(kind).chunk(2, 1) for kind in (torch.float64, F32))
-            )
+            exact, plain = exact_and_plain(mlp.silu_and_mul, {"gate_up": wide})
             hold(silu_and_mul(wide), exact, plain)
 
         def gate(tensors=tensors) -> Call:

@@ -5,18 +5,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from support import recurrences
-from support.budget import assert_within_budget
+from support.budget import assert_within_budget, by_reference, cast, exact_and_plain
 from torch import Tensor
-from torch.nn.functional import silu
 
+from blockstride.kernels.delta import reference as delta_rule
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.mamba1 import reference as mamba1_recurrence
 from blockstride.kernels.mamba1.gpu import selective_scan
+from blockstride.kernels.mamba2 import reference as mamba2_recurrence
 from blockstride.kernels.mamba2.gpu import ssd_scan
+from blockstride.kernels.mlp import reference as mlp
 from blockstride.kernels.mlp.gpu import expert_mlp
 from gpu_cases.case import Call, Case
 
-BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+BF16, F32 = torch.bfloat16, torch.float32
 Inputs = dict[str, Any]
 
 
@@ -40,10 +42,10 @@ def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(shape).to(dtype)
 
 
-def hold(run: Callable[..., Tensor], inputs: Inputs, definition: Callable[..., Any]) -> None:
+def hold(run: Callable[..., Tensor], inputs: Inputs, reference: Callable[..., Tensor]) -> None:
     """Hold outputs and states to float64, at twice the error of bfloat16."""
-    exact, exact_states = definition(**inputs)
-    plain, plain_states = definition(**inputs, dtype=BF16)
+    exact, exact_states = by_reference(reference, inputs)
+    plain, plain_states = by_reference(reference, inputs, BF16)
     assert_within_budget(run(**inputs), exact, plain)
     assert_within_budget(inputs["ssm_state"].to(BF16), exact_states, plain_states)
 
@@ -61,18 +63,18 @@ def on(device: torch.device, build: Callable[[], Call]) -> Callable[[], Call]:
 def scan_cases(
     name: str,
     run: Callable[..., Tensor],
-    definition: Callable[..., Any],
+    reference: Callable[..., Tensor],
     inputs: Callable[[list[int]], Inputs],
     lengths: list[int],
     moved: int,
     flop: float = 0.0,
 ) -> Case:
-    """A case of a scan: held to its definition on short prompts, timed on long ones."""
+    """A case of a scan: held to its reference on short prompts, timed on long ones."""
     device = torch.get_default_device()
 
     def check():
         with device:
-            hold(run, inputs([300, 0, 70]), definition)
+            hold(run, inputs([300, 0, 70]), reference)
 
     prepare = on(device, lambda: partial(run, **inputs(lengths)))
     label = f"{name}, {len(lengths)} x {lengths[0]} tokens"
@@ -101,7 +103,8 @@ def mamba1_cases(smoke: bool) -> Iterator[Case]:
         moved = sum(batch) * size * 4 * 2
         inputs = partial(mamba1, size)
         name = f"Mamba-1 scan, {dim} channels"
-        yield scan_cases(name, selective_scan, recurrences.recurrence, inputs, batch, moved)
+        reference = mamba1_recurrence.selective_scan
+        yield scan_cases(name, selective_scan, reference, inputs, batch, moved)
 
 
 def mamba2(heads: int, lengths: list[int]) -> Inputs:
@@ -129,9 +132,8 @@ def mamba2_cases(smoke: bool) -> Iterator[Case]:
         flop = sum(batch) * heads * 2.0 * (128 * (128 + 64) + 2 * 64 * 128)
         moved = sum(batch) * heads * 64 * 3 * 2
         inputs = partial(mamba2, heads)
-        yield scan_cases(
-            "Mamba-2 scan", ssd_scan, recurrences.recurrence, inputs, batch, moved, flop
-        )
+        reference = mamba2_recurrence.ssd_scan
+        yield scan_cases("Mamba-2 scan", ssd_scan, reference, inputs, batch, moved, flop)
 
 
 def delta(heads: int, lengths: list[int]) -> Inputs:
@@ -156,8 +158,9 @@ def delta_cases(smoke: bool) -> Iterator[Case]:
         moved = sum(batch) * heads * 128 * 6 * 2
         flop = sum(batch) * 2 * heads * 2.0 * (3 * 128 * 128 + 2 * 64 * 128)
         inputs = partial(delta, heads)
+        reference = delta_rule.gated_delta_rule
         yield scan_cases(
-            "gated delta rule", gated_delta_rule, recurrences.delta_rule, inputs, batch, moved, flop
+            "gated delta rule", gated_delta_rule, reference, inputs, batch, moved, flop
         )
     heads, num_seqs = (1, 2) if smoke else (16, 256)
     device = torch.get_default_device()
@@ -169,13 +172,7 @@ def delta_cases(smoke: bool) -> Iterator[Case]:
 
     def check():
         with device:
-            starts, initial = recurrences.as_prompts(3, 1)
-            batch = {"query_start_loc": starts, "has_initial_state": initial}
-
-            def definition(**options: Any) -> tuple[Tensor, Tensor]:
-                return recurrences.delta_rule(**batch, **options)
-
-            hold(gated_delta_rule_update, step(3), definition)
+            hold(gated_delta_rule_update, step(3), delta_rule.gated_delta_rule_update)
 
     prepare = on(device, lambda: partial(gated_delta_rule_update, **step()))
     moved = num_seqs * 2 * heads * 128 * 128 * 4 * 2
@@ -195,18 +192,6 @@ def experts(num_tokens: int, hidden: int, inner: int) -> Inputs:
     }
 
 
-def mixture(inputs: Inputs, dtype: torch.dtype) -> Tensor:
-    """By definition, an expert at a time."""
-    x, weights = inputs["x"].to(dtype), inputs["expert_weights"].to(dtype)
-    out = torch.zeros_like(x)
-    for expert, (gate_up, down) in enumerate(zip(inputs["gate_up"], inputs["down"], strict=True)):
-        token, choice = (inputs["expert_ids"] == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ gate_up.to(dtype).T).chunk(2, dim=1)
-        output = (silu(gate) * up) @ down.to(dtype).T
-        out.index_add_(0, token, output * weights[token, choice, None])
-    return out
-
-
 def expert_cases(smoke: bool) -> Iterator[Case]:
     device = torch.get_default_device()
     for num_tokens in (1, 8, 64, 512, 4_096):
@@ -215,14 +200,14 @@ def expert_cases(smoke: bool) -> Iterator[Case]:
         def check(num_tokens=num_tokens):
             with device:
                 inputs = experts(min(num_tokens, 600), 256, 384)
-                exact, plain = mixture(inputs, F64), mixture(inputs, BF16)
+                exact, plain = exact_and_plain(mlp.expert_mlp, inputs, BF16)
                 assert_within_budget(expert_mlp(**inputs), exact, plain)
 
         def build(size=size) -> Call:
             return partial(expert_mlp, **experts(*size))
 
         def by_torch(size=size) -> Call:
-            return partial(mixture, experts(*size), BF16)
+            return partial(mlp.expert_mlp, **cast(experts(*size), BF16))
 
         rows, hidden, inner = size
         read = min(16, 2 * rows)

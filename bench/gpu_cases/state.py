@@ -1,15 +1,20 @@
 """Decode steps of both Mambas' recurrences, in place in the states."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from support import recurrences
+from support.budget import by_reference
+from torch import Tensor
 
+from blockstride.kernels.mamba1 import reference as mamba1
 from blockstride.kernels.mamba1.gpu import selective_state_update
+from blockstride.kernels.mamba2 import reference as mamba2
 from blockstride.kernels.mamba2.gpu import ssd_state_update
 from gpu_cases.case import Call, Case
 from gpu_cases.inputs import BF16, F32, Inputs, hold, ids, random
+
+Step = Callable[..., Tensor]
 
 
 def cases(device: str, smoke: bool) -> Iterator[Case]:
@@ -56,17 +61,10 @@ def ssd_inputs(num_seqs: int, num_new: int, heads: int, dtype: torch.dtype, devi
     }
 
 
-def check_step(run, inputs: Inputs, device: str) -> None:
-    """Hold a step to float64, as prompts that go on from their states."""
-    num_seqs, num_new = inputs["x"].shape[:2]
-    starts, initial = recurrences.as_prompts(num_seqs, num_new)
-    prompts = inputs | Inputs(
-        {name: inputs[name].flatten(0, 1) for name in ("x", "dt", "B", "C", "z")},
-        query_start_loc=starts.to(device),
-        has_initial_state=initial.to(device),
-    )
-    exact, exact_states = recurrences.recurrence(**prompts)
-    plain, plain_states = recurrences.recurrence(**prompts, dtype=F32)
+def check_step(run: Step, reference: Step, inputs: Inputs) -> None:
+    """Hold a step to float64."""
+    exact, exact_states = by_reference(reference, inputs)
+    plain, plain_states = by_reference(reference, inputs, F32)
     hold(run(**inputs), exact, plain)
     hold(inputs["ssm_state"], exact_states, plain_states)
 
@@ -77,7 +75,7 @@ def update_cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check(num_new=num_new, dtype=dtype):
             inputs = update_inputs(3, num_new, 200, dtype, device)
-            check_step(selective_state_update, inputs, device)
+            check_step(selective_state_update, mamba1.selective_state_update, inputs)
 
         def prepare(count=count, num_new=num_new, dim=dim, dtype=dtype) -> Call:
             inputs = update_inputs(count, num_new, dim, dtype, device)
@@ -94,7 +92,7 @@ def ssd_cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check(num_new=num_new, dtype=dtype):
             inputs = ssd_inputs(1, num_new, 2 if smoke else 32, dtype, device)
-            check_step(ssd_state_update, inputs, device)
+            check_step(ssd_state_update, mamba2.ssd_state_update, inputs)
 
         def prepare(count=count, num_new=num_new, heads=heads, dtype=dtype) -> Call:
             return partial(ssd_state_update, **ssd_inputs(count, num_new, heads, dtype, device))

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.gpu.support.budget import by_reference
+
 # the laws of recurrences stand in modules of their own, and explain themselves as tests do
 pytest.register_assert_rewrite(
     "tests.kernels.argument_laws",
@@ -93,13 +95,13 @@ def assert_accurate() -> Callable[[Tensor, Tensor, Tensor], None]:
 
 @pytest.fixture
 def assert_follows(assert_accurate: Callable[[Tensor, Tensor, Tensor], None]):
-    """`assert_follows(function, definition, prompts)`: outputs and each block of states."""
+    """`assert_follows(function, reference, arguments)`: outputs and each block of states."""
 
-    def check(function, definition, prompts: dict[str, Any], plain_dtype=torch.float32) -> None:
-        exact, exact_states = definition(**prompts)
-        plain, plain_states = definition(**prompts, dtype=plain_dtype)
-        out, states = function(**prompts), prompts["ssm_state"]
-        assert out.dtype == (prompts["x"] if "x" in prompts else prompts["v"]).dtype
+    def check(function, reference, arguments: dict[str, Any], plain_dtype=torch.float32) -> None:
+        exact, exact_states = by_reference(reference, arguments)
+        plain, plain_states = by_reference(reference, arguments, plain_dtype)
+        out, states = function(**arguments), arguments["ssm_state"]
+        assert out.dtype == (arguments["x"] if "x" in arguments else arguments["v"]).dtype
         assert_accurate(out, exact, plain.to(out.dtype))
         for actual, wanted, rounded in zip(states, exact_states, plain_states, strict=True):
             assert_accurate(actual, wanted, rounded.to(states.dtype))

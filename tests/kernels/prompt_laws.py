@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from blockstride.kernels.common.dispatch import INTERPRET
-from tests.kernels.gpu.support.recurrences import delta_rule, recurrence
+from tests.kernels.gpu.support.budget import by_reference
 from tests.kernels.recurrences import (
     BF16,
     F32,
@@ -167,8 +167,7 @@ def test_decays_to_zero_and_steps_without_end_are_as_in_float64(scan, limit):
         pytest.skip(f"no {name}")
     inputs[name][place] = value
     keep(inputs, (4, 9), (41, 10))
-    definition = delta_rule if "q" in inputs else recurrence
-    exact, states = definition(**inputs)
+    exact, states = by_reference(scan.reference, inputs)
     out = scan.function(**inputs)
     if value == INF:
         # what comes after such a step is not finite in float64 either

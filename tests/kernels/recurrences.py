@@ -55,6 +55,7 @@ class Recurrence(NamedTuple):
     """A function over prompts or over steps, and what its laws need to know of it."""
 
     function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
     make: Callable[..., Arguments]
     replaceable: tuple[str, ...]  # what the result may replace; the first has its shape
     in_pieces: Tolerance = EXACT  # of tokens given in several calls
@@ -133,13 +134,34 @@ def delta(
     }
 
 
+def convolution(
+    lengths=(5, 0, 1, 9), dim=72, width=4, dtype=F32, state_dtype=F32, initial=True, bias=True,
+    activation: str | None = "silu",
+) -> Arguments:  # fmt: skip
+    """Prompts of these lengths for the causal convolution."""
+    num_seqs = len(lengths)
+    return {
+        "x": torch.randn(sum(lengths), dim + 5)[:, :dim].to(dtype),
+        "weight": torch.randn(dim, width).to(dtype),
+        "bias": torch.randn(dim).to(dtype) if bias else None,
+        "conv_state": torch.randn(num_seqs + 3, dim, width - 1).to(dtype).to(state_dtype),
+        **places(lengths, initial),
+        "activation": activation,
+    }
+
+
 def in_pool(
     lengths: tuple[int, ...], state: tuple[int, ...], state_dtype: torch.dtype, initial: bool
 ) -> Arguments:
     """Where sequences of these lengths lie, and a pool with room for the states they pass."""
+    pool = torch.randn(len(lengths) + 12, *state).to(state_dtype)
+    return {"ssm_state": pool, **places(lengths, initial)}
+
+
+def places(lengths: tuple[int, ...], initial: bool) -> Arguments:
+    """Where sequences of these lengths and their states lie."""
     num_seqs = len(lengths)
     return {
-        "ssm_state": torch.randn(num_seqs + 12, *state).to(state_dtype),
         "state_indices": torch.arange(2, num_seqs + 2, dtype=torch.int32),
         "query_start_loc": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         "has_initial_state": torch.full((num_seqs,), initial),
@@ -183,18 +205,6 @@ def step_of(
     """A step of so many sequences, each going on from its state."""
     length = 1 if num_new is None else num_new
     return as_step(make(lengths=(length,) * num_seqs, **options), num_new)
-
-
-def over_prompts(
-    function: Callable[..., Tensor], num_new: int | None = None
-) -> Callable[..., Tensor]:
-    """A function of steps as one of prompts, each as long as its step."""
-
-    def call(**prompts: Any) -> Tensor:
-        out = function(**as_step(prompts, num_new))
-        return out if num_new is None else out.flatten(0, 1)
-
-    return call
 
 
 def at_extremes(inputs: Arguments, step: float, rate: float) -> Arguments:

@@ -1,21 +1,19 @@
-from itertools import accumulate, permutations
-from typing import Any, Literal
+from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn.functional import silu
 
 from blockstride.checks import full_checks
 from blockstride.kernels import causal_conv1d, causal_conv1d_update
-
-NAN = float("nan")
-F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+from blockstride.kernels.conv import reference
+from tests.kernels.gpu.support.budget import by_reference
+from tests.kernels.recurrences import BF16, F16, F32, NAN, Arguments, convolution, step_of
 
 # a base row, then one changed factor a row
-ROWS: dict[str, dict[str, Any]] = {
+ROWS: dict[str, Arguments] = {
     "base": {},
     "no-sequence": {"lengths": ()},
     "no-token": {"lengths": (0, 0)},
@@ -37,62 +35,14 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(
-    lengths=(5, 0, 1, 9),
-    dim=72,
-    width=4,
-    dtype=F32,
-    state_dtype=F32,
-    initial=True,
-    bias=True,
-    activation: Literal["silu"] | None = "silu",
-) -> tuple[dict[str, Any], Literal["silu"] | None]:
-    """Inputs of a convolution over sequences of these lengths, in blocks 2, 3, ... of a pool."""
-    num_tokens, num_seqs = sum(lengths), len(lengths)
-    inputs: dict[str, Any] = {
-        "x": torch.randn(num_tokens, dim + 5)[:, :dim].to(dtype),
-        "weight": torch.randn(dim, width).to(dtype),
-        "bias": torch.randn(dim).to(dtype) if bias else None,
-        "conv_state": torch.randn(num_seqs + 3, dim, width - 1).to(state_dtype),
-        "state_indices": torch.arange(2, num_seqs + 2, dtype=torch.int32),
-        "query_start_loc": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-        "has_initial_state": torch.full((num_seqs,), initial),
-    }
-    return inputs, activation
-
-
-def convolution(
-    inputs: dict[str, Any], activation: str | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Outputs and states by definition, computed in `dtype`."""
-    x, weight = inputs["x"].to(dtype), inputs["weight"].to(dtype)
-    states = inputs["conv_state"].to(dtype, copy=True)
-    bias = torch.zeros_like(weight[:, 0]) if inputs["bias"] is None else inputs["bias"].to(dtype)
-    out, width = torch.zeros_like(x), weight.shape[1]
-    starts = inputs["query_start_loc"].tolist()
-    for i, block in enumerate(inputs["state_indices"].tolist()):
-        start, stop = starts[i], starts[i + 1]
-        if block <= 0 or start == stop:
-            continue
-        past = (
-            states[block].T if inputs["has_initial_state"][i] else x.new_zeros(width - 1, len(bias))
-        )
-        seen = torch.cat([past, x[start:stop]])
-        for t in range(stop - start):
-            out[start + t] = bias + (seen[t : t + width] * weight.T).sum(0)
-        out[start:stop] = silu(out[start:stop]) if activation else out[start:stop]
-        states[block] = seen[len(seen) - width + 1 :].T
-    return out, states
-
-
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_outputs_follow_the_definition_and_states_are_the_last_inputs(
     row, assert_accurate, assert_same_bits
 ):
-    inputs, activation = make(**row)
-    exact, states = convolution(inputs, activation, torch.float64)
-    plain, _ = convolution(inputs, activation, F32)
-    out = causal_conv1d(**inputs, activation=activation)
+    inputs = convolution(**row)
+    exact, states = by_reference(reference.causal_conv1d, inputs)
+    plain, _ = by_reference(reference.causal_conv1d, inputs, F32)
+    out = causal_conv1d(**inputs)
     assert out.dtype == inputs["x"].dtype
     assert_accurate(out, exact, plain.to(out.dtype))
     assert_same_bits(inputs["conv_state"], states.to(inputs["conv_state"].dtype))
@@ -104,30 +54,25 @@ def test_an_update_continues_as_a_longer_prompt_would(
     num_new, width, assert_accurate, assert_same_bits
 ):
     # batch of three with padding, widths 3 and 4, one and three tokens
-    inputs, _ = make(lengths=(num_new,) * 4, width=width)
+    inputs = step_of(convolution, 4, num_new, width=width)
     inputs["state_indices"] = torch.tensor([3, 0, 5, -1], dtype=torch.int32)
-    exact, states = convolution(inputs, "silu", torch.float64)
-    plain, _ = convolution(inputs, "silu", F32)
-    x = inputs["x"].contiguous().view(4, num_new, -1)
-    names = ("weight", "bias", "conv_state", "state_indices")
-    out = causal_conv1d_update(x, **{name: inputs[name] for name in names})
-    assert_accurate(out.flatten(0, 1), exact, plain)
+    exact, states = by_reference(reference.causal_conv1d_update, inputs)
+    plain, _ = by_reference(reference.causal_conv1d_update, inputs, F32)
+    assert_accurate(causal_conv1d_update(**inputs), exact, plain)
     assert_same_bits(inputs["conv_state"], states.float())
 
 
 @pytest.mark.parametrize("state_dtype", [F32, BF16, F16], ids=str)
 def test_an_update_takes_strided_inputs_and_any_state_dtype(state_dtype, assert_same_bits):
-    inputs, _ = make(lengths=(2, 2, 2), state_dtype=state_dtype)
-    names = ("weight", "bias", "conv_state", "state_indices")
-    options = {name: inputs[name] for name in names}
+    inputs = step_of(convolution, 3, 2, state_dtype=state_dtype)
     before = inputs["conv_state"].clone()
-    dense = causal_conv1d_update(inputs["x"].reshape(3, 2, 72), **options)
+    dense = causal_conv1d_update(**inputs)
     states, inputs["conv_state"][:] = inputs["conv_state"].clone(), before
     wide = torch.full((3, 3, 80), NAN)
-    wide[:, :2, :72] = inputs["x"].view(3, 2, 72)
+    wide[:, :2, :72] = inputs["x"]
     out = torch.full((3, 2, 99), NAN)[:, :, 7:79]
-    returned = causal_conv1d_update(wide[:, :2, :72], **options, out=out)
-    assert returned is out
+    inputs["x"] = wide[:, :2, :72]
+    assert causal_conv1d_update(**inputs, out=out) is out
     assert_same_bits(out, dense)
     assert_same_bits(inputs["conv_state"], states)
 
@@ -136,7 +81,7 @@ def test_an_update_takes_strided_inputs_and_any_state_dtype(state_dtype, assert_
 @pytest.mark.parametrize("dim", [24, 64])
 def test_every_memory_order_gives_the_same_bits(order, dim, pool_of, assert_same_bits):
     # DS and SD are two of them
-    inputs, _ = make(dim=dim)
+    inputs = convolution(dim=dim)
     pool = pool_of(inputs["conv_state"], order)
     out = causal_conv1d(**inputs)
     assert_same_bits(causal_conv1d(**(inputs | {"conv_state": pool.view})), out)
@@ -145,7 +90,7 @@ def test_every_memory_order_gives_the_same_bits(order, dim, pool_of, assert_same
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_the_order_of_the_weights_does_not_matter(dtype, assert_same_bits):
-    inputs, _ = make(dtype=dtype)
+    inputs = convolution(dtype=dtype)
     weight, fresh = inputs["weight"].T.contiguous().T, inputs["conv_state"].clone()
     by_tap = causal_conv1d(**(inputs | {"weight": weight, "conv_state": fresh}))
     assert_same_bits(by_tap, causal_conv1d(**inputs))
@@ -155,7 +100,7 @@ def test_the_order_of_the_weights_does_not_matter(dtype, assert_same_bits):
 def test_only_the_blocks_of_sequences_with_tokens_are_written(
     state_dtype, pool_of, assert_same_bits
 ):
-    inputs, _ = make(state_dtype=state_dtype)
+    inputs = convolution(state_dtype=state_dtype)
     inputs["conv_state"][[0, 1, 3, 6]] = NAN
     pool = pool_of(inputs["conv_state"], (2, 0, 1))
     expected = pool.memory.clone()
@@ -167,18 +112,18 @@ def test_only_the_blocks_of_sequences_with_tokens_are_written(
 
 def test_a_state_is_not_read_without_has_initial_state():
     # what an earlier owner left is NaN, and 0 * NaN would be too
-    inputs, _ = make(initial=False)
-    exact, _ = convolution(inputs, "silu", torch.float64)
+    inputs = convolution(initial=False)
+    exact, _ = by_reference(reference.causal_conv1d, inputs)
     inputs["conv_state"].fill_(NAN)
     torch.testing.assert_close(causal_conv1d(**inputs), exact.float())
 
 
 @pytest.mark.parametrize("indices", [(0, 2), (-1, 2), (0, -1)], ids=str)
 def test_padding_sequences_give_zeros_and_touch_no_block(indices, assert_same_bits):
-    inputs, _ = make(lengths=(2, 3))
+    inputs = convolution(lengths=(2, 3))
     inputs["state_indices"] = torch.tensor(indices, dtype=torch.int32)
     inputs["conv_state"][[0, 4]] = NAN
-    exact, states = convolution(inputs, "silu", torch.float64)
+    exact, states = by_reference(reference.causal_conv1d, inputs)
     torch.testing.assert_close(causal_conv1d(**inputs), exact.float())
     assert_same_bits(inputs["conv_state"], states.float())
 
@@ -186,7 +131,7 @@ def test_padding_sequences_give_zeros_and_touch_no_block(indices, assert_same_bi
 @pytest.mark.parametrize("lengths", [(5, 0, 19), ()], ids=str)
 def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, assert_same_bits):
     """A step of fewer tokens than it has room for."""
-    inputs, _ = make(lengths=lengths)
+    inputs = convolution(lengths=lengths)
     slack = torch.full((21, inputs["x"].shape[1]), NAN)
     padded: dict[str, Any] = {**inputs, "x": torch.cat([inputs["x"], slack])}
     padded["conv_state"] = inputs["conv_state"].clone()
@@ -199,7 +144,7 @@ def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, a
 
 @given(lengths=st.lists(st.integers(0, 6), max_size=6))
 def test_a_sequence_does_not_depend_on_its_batch(lengths):
-    inputs, _ = make(lengths=lengths, dim=8)
+    inputs = convolution(lengths=lengths, dim=8)
     states = inputs["conv_state"].clone()
     out, starts = causal_conv1d(**inputs), inputs["query_start_loc"].tolist()
     for i, length in enumerate(lengths):
@@ -217,7 +162,7 @@ def test_a_sequence_does_not_depend_on_its_batch(lengths):
 
 def test_states_beyond_2_to_the_31_elements_are_reached(lazy_memory, assert_same_bits):
     stride = 2**30 + 8
-    inputs, _ = make(lengths=(5,), dim=8)
+    inputs = convolution(lengths=(5,), dim=8)
     dense = inputs["conv_state"].clone()
     inputs["conv_state"] = lazy_memory(2 * stride + 24, F32).as_strided((3, 8, 3), (stride, 3, 1))
     inputs["conv_state"][2] = dense[2]
@@ -242,25 +187,22 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_argument_is_named(name):
     value, error = BAD[name]
-    inputs, _ = make()
+    inputs = convolution()
     with pytest.raises(error, match=f"^{name}: expected"):
         causal_conv1d(**(inputs | {name: value}))
 
 
 @pytest.mark.parametrize("width", [1, 9])
 def test_a_width_that_no_kernel_has_is_refused(width):
-    inputs, _ = make(width=width)
+    inputs = convolution(width=width)
     with pytest.raises(ValueError, match=f"^weight: expected a width from 2 to 8, got {width}"):
         causal_conv1d(**inputs)
 
 
 @pytest.mark.parametrize("num_new", [0, 9])
 def test_an_update_of_too_many_tokens_is_refused(num_new):
-    inputs, _ = make(lengths=(num_new,))
-    x = inputs["x"].reshape(1, num_new, 72)
-    names = ("weight", "bias", "conv_state", "state_indices")
     with pytest.raises(ValueError, match=f"^x: expected 1 to 8 new tokens .*, got {num_new}"):
-        causal_conv1d_update(x, **{name: inputs[name] for name in names})
+        causal_conv1d_update(**step_of(convolution, 1, num_new))
 
 
 @pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
@@ -268,14 +210,15 @@ def test_an_update_of_too_many_tokens_is_refused(num_new):
     ("blocks", "message"), [([2, 3, 4, 7], "ids below 7, got 7"), ([2, 3, 4, 2], "no block twice")]
 )
 def test_a_block_past_the_pool_or_with_two_owners_is_refused(state_dtype, blocks, message):
-    inputs, _ = make(state_dtype=state_dtype)
+    inputs = convolution(state_dtype=state_dtype)
     inputs["state_indices"] = torch.tensor(blocks, dtype=torch.int32)
     refusal = f"^state_indices: expected {message}"
     with pytest.raises(ValueError, match=refusal):
         causal_conv1d(**inputs)
-    shared = {name: inputs[name] for name in ("weight", "bias", "conv_state", "state_indices")}
+    step = step_of(convolution, 4, 1, state_dtype=state_dtype)
+    step["state_indices"] = inputs["state_indices"]
     with full_checks(), pytest.raises(ValueError, match=refusal):
-        causal_conv1d_update(torch.randn(4, 1, 72), **shared)
+        causal_conv1d_update(**step)
     if "twice" not in message:
         with pytest.raises(ValueError, match=refusal):
-            causal_conv1d_update(torch.randn(4, 1, 72), **shared)
+            causal_conv1d_update(**step)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import silu
 
 from blockstride.kernels import PackedExperts, expert_mlp, pack_experts
+from blockstride.kernels.mlp import reference
+from tests.kernels.gpu.support.budget import cast, exact_and_plain
 
 NAN = float("nan")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -36,25 +38,13 @@ def make(num_tokens=9, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32) -
     }
 
 
-def mixture(inputs, dtype):
-    """Outputs by definition, a token and an expert at a time."""
-    wide = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-    out = torch.zeros_like(wide["x"])
-    for token, chosen in enumerate(inputs["expert_ids"].tolist()):
-        for k, expert in enumerate(chosen):
-            gate, up = (wide["gate_up"][expert] @ wide["x"][token]).chunk(2)
-            output = wide["down"][expert] @ (silu(gate) * up)
-            out[token] += wide["expert_weights"][token, k] * output
-    return out
-
-
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_outputs_are_the_weighed_sum_of_the_chosen_experts(row, assert_accurate):
     inputs = make(**row)
     out = expert_mlp(**inputs)
     assert out.dtype == inputs["x"].dtype
-    plain = mixture(inputs, out.dtype)
-    assert_accurate(out, mixture(inputs, torch.float64), plain)
+    exact, plain = exact_and_plain(reference.expert_mlp, inputs, out.dtype)
+    assert_accurate(out, exact, plain)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40])
@@ -63,8 +53,8 @@ def test_outputs_are_the_weighed_sum_of_the_chosen_experts(row, assert_accurate)
 def test_of_narrow_inputs_nothing_is_rounded_but_the_activations(num_tokens, hidden, dtype):
     """The sum over experts would otherwise carry the error of every product."""
     inputs = make(num_tokens, hidden=hidden, inner=256, dtype=dtype)
-    wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
-    exact, rounded = mixture(wide, torch.float64), torch.zeros(num_tokens, hidden)
+    wide = cast(inputs, torch.float64)
+    exact, rounded = reference.expert_mlp(**wide), torch.zeros(num_tokens, hidden)
     for (token, k), expert in zip(
         torch.cartesian_prod(torch.arange(num_tokens), torch.arange(2)).tolist(),
         inputs["expert_ids"].flatten().tolist(),
@@ -83,7 +73,7 @@ def test_of_narrow_inputs_nothing_is_rounded_but_the_activations(num_tokens, hid
 def test_experts_that_no_token_chose_are_not_read():
     inputs = make(top_k=1)
     inputs["expert_ids"] = torch.tensor([1, 3] * 4 + [1])[:, None]
-    exact = mixture(inputs, torch.float64)
+    exact = reference.expert_mlp(**cast(inputs, torch.float64))
     inputs["gate_up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
     torch.testing.assert_close(expert_mlp(**inputs), exact.float())
 
@@ -92,7 +82,7 @@ def test_experts_that_no_token_chose_are_not_read():
 def test_a_token_may_choose_an_expert_twice(dtype):
     inputs = make()
     inputs["expert_ids"] = torch.full((9, 2), 2, dtype=dtype)
-    exact = mixture(inputs, torch.float64)
+    exact = reference.expert_mlp(**cast(inputs, torch.float64))
     torch.testing.assert_close(expert_mlp(**inputs), exact.float())
 
 

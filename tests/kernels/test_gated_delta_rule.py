@@ -1,8 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 
 from blockstride.kernels import gated_delta_rule, gated_delta_rule_update
-from tests.kernels.gpu.support.recurrences import delta_rule
+from blockstride.kernels.delta import reference
 from tests.kernels.recurrences import (
     BF16,
     DTYPE_ROWS,
@@ -10,7 +12,7 @@ from tests.kernels.recurrences import (
     Arguments,
     delta,
     keep,
-    over_prompts,
+    step_of,
 )
 
 # a base row, then one changed factor a row
@@ -25,21 +27,23 @@ ROWS: dict[str, Arguments] = {
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_outputs_and_states_follow_the_rule(row, assert_follows):
     inputs = delta(**row)
-    assert_follows(gated_delta_rule, delta_rule, inputs, inputs["q"].dtype)
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs, inputs["q"].dtype)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "lengths" not in row])
 def test_an_update_is_a_prompt_of_one_token(name, assert_follows):
-    inputs = delta(**(ROWS[name] | {"lengths": (1, 1, 1), "initial": True}))
-    update = over_prompts(gated_delta_rule_update)
-    assert_follows(update, delta_rule, inputs, inputs["q"].dtype)
+    inputs = step_of(delta, **(ROWS[name] | {"initial": True}))
+    update, by_definition = gated_delta_rule_update, reference.gated_delta_rule_update
+    assert_follows(update, by_definition, inputs, inputs["q"].dtype)
 
 
 @pytest.mark.parametrize(
-    "function", [gated_delta_rule, over_prompts(gated_delta_rule_update)], ids=["rule", "update"]
+    ("function", "make"),
+    [(gated_delta_rule, delta), (gated_delta_rule_update, partial(step_of, delta))],
+    ids=["rule", "update"],
 )
-def test_the_scale_is_that_of_the_keys_if_none_is_given(function, assert_same_bits):
-    inputs = delta(lengths=(1, 1, 1), scale=None)
+def test_the_scale_is_that_of_the_keys_if_none_is_given(function, make, assert_same_bits):
+    inputs = make(scale=None)
     given = inputs | {"scale": 16**-0.5, "ssm_state": inputs["ssm_state"].clone()}
     assert_same_bits(function(**inputs), function(**given))
 
@@ -49,7 +53,7 @@ def test_a_key_that_repeats_costs_no_digits(assert_follows):
     inputs = delta(lengths=(128,))
     inputs["k"], inputs["q"] = (part[:1].expand(128, -1, -1) for part in (inputs["k"], inputs["q"]))
     inputs["beta"], inputs["g"] = torch.ones(128, 4), torch.zeros(128, 4)
-    assert_follows(gated_delta_rule, delta_rule, inputs)
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs)
 
 
 @pytest.mark.parametrize("g", [0.0, -1e-6, -1600.0])
@@ -59,13 +63,13 @@ def test_decays_and_strengths_at_their_extremes_neither_overflow_nor_vanish(
 ):
     inputs = delta(lengths=(70,))
     inputs["g"][::2], inputs["beta"][:] = g, beta
-    assert_follows(gated_delta_rule, delta_rule, inputs)
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs)
 
 
 def test_checkpoints_hold_the_states_that_the_rule_passes(assert_follows):
     inputs = delta(lengths=(3, 70))
     keep(inputs, (3, 1), (65, 4), (66, 5), (67, 6), (72, 7), (99, 0))
-    assert_follows(gated_delta_rule, delta_rule, inputs)
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs)
 
 
 BAD = {

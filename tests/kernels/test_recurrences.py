@@ -8,6 +8,9 @@ import torch
 
 from blockstride import kernels
 from blockstride.checks import full_checks
+from blockstride.kernels.delta import reference as by_rule
+from blockstride.kernels.mamba1 import reference as mamba1
+from blockstride.kernels.mamba2 import reference as mamba2
 from tests.kernels.prompt_laws import *  # noqa: F403
 from tests.kernels.recurrences import (
     BF16,
@@ -27,31 +30,46 @@ SCANS = (
     {
         # the channels fill a part of a vector's lanes, all, one part more, and all twice
         f"selective_scan-dim-{dim}": Recurrence(
-            kernels.selective_scan, partial(selective, dim=dim), ("x", "z", "dt")
+            kernels.selective_scan,
+            mamba1.selective_scan,
+            partial(selective, dim=dim),
+            ("x", "z", "dt"),
         )
         for dim in (24, 64, 72, 128)
     }
     | {
         # the same, with squares of 16 channels: no whole one, all, and all of two blocks
         f"ssd_scan-head_dim-{head_dim}": Recurrence(
-            partial(kernels.ssd_scan, chunk_size=16), partial(ssd, head_dim=head_dim), ("z",)
+            partial(kernels.ssd_scan, chunk_size=16),
+            mamba2.ssd_scan,
+            partial(ssd, head_dim=head_dim),
+            ("z",),
         )
         for head_dim in (10, 64, 80)
     }
     | {
         "gated_delta_rule": Recurrence(
-            kernels.gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}, CLOSE
+            kernels.gated_delta_rule,
+            by_rule.gated_delta_rule,
+            delta,
+            ("v",),
+            {"rtol": 1e-4, "atol": 1e-5},
+            CLOSE,
         ),
     }
 )
 SEVERAL = {
     "selective_state_update": Recurrence(
         kernels.selective_state_update,
+        mamba1.selective_state_update,
         partial(step_of, selective, num_new=4, dim=72),
         ("x", "z", "dt"),
     ),
     "ssd_state_update": Recurrence(
-        kernels.ssd_state_update, partial(step_of, ssd, num_new=2, head_dim=80), ("x", "z")
+        kernels.ssd_state_update,
+        mamba2.ssd_state_update,
+        partial(step_of, ssd, num_new=2, head_dim=80),
+        ("x", "z"),
     ),
 }
 STEPS = (
@@ -70,7 +88,11 @@ STEPS = (
     }
     | {
         "gated_delta_rule_update": Recurrence(
-            kernels.gated_delta_rule_update, partial(step_of, delta), ("v",), in_company=CLOSE
+            kernels.gated_delta_rule_update,
+            by_rule.gated_delta_rule_update,
+            partial(step_of, delta),
+            ("v",),
+            in_company=CLOSE,
         ),
     }
 )

@@ -2,21 +2,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import silu
 
 from blockstride.kernels import rms_norm
+from blockstride.kernels.norm import reference
+from tests.kernels.gpu.support.budget import exact_and_plain
 
 NAN = float("nan")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SHAPES = [(0, 8), (1, 1), (3, 64), (5, 200), (2, 3, 70), (96,), (300, 256)]
-
-
-def normed(x, weight, eps, dtype, gate=None, group_size=None):
-    x, weight = x.to(dtype), weight.to(dtype)
-    x = x if gate is None else x * silu(gate.to(dtype))
-    groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
-    groups = groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()
-    return groups.flatten(-2) * weight
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -25,7 +18,8 @@ def test_rows_have_unit_root_mean_square_times_the_weight(shape, dtype, assert_a
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
     out = rms_norm(x, weight, 1e-6)
     assert out.dtype == dtype
-    exact, plain = (normed(x, weight, 1e-6, wide) for wide in (torch.float64, F32))
+    inputs = {"x": x, "weight": weight, "eps": 1e-6}
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_accurate(out, exact, plain.to(dtype))
 
 
@@ -36,12 +30,14 @@ def test_a_residual_is_added_first_and_updated(
 ):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
     residual = torch.randn(shape).to(residual_dtype)
-    total = (x.float() + residual.float()).to(residual_dtype)
+    _, total = reference.rms_norm(x.float(), weight, 1e-5, residual=residual.float())
+    total = total.to(residual_dtype)
     out, returned = rms_norm(x, weight, 1e-5, residual=residual)
     assert returned is residual
     assert out.dtype == dtype
     assert_same_bits(residual, total)
-    exact, plain = (normed(total, weight, 1e-5, wide) for wide in (torch.float64, F32))
+    inputs = {"x": total, "weight": weight, "eps": 1e-5}
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_accurate(out, exact, plain.to(dtype))
 
 
@@ -51,11 +47,9 @@ def test_a_residual_is_added_first_and_updated(
 def test_a_gate_comes_before_the_norm_of_each_group(shape, group_size, dtype, assert_accurate):
     x, gate = torch.randn(shape).to(dtype), torch.randn(shape).mul(3).to(dtype)
     weight = torch.randn(96)
-    out = rms_norm(x, weight, 1e-5, gate=gate, group_size=group_size)
-    exact, plain = (
-        normed(x, weight, 1e-5, wide, gate=gate, group_size=group_size)
-        for wide in (torch.float64, F32)
-    )
+    inputs = {"x": x, "weight": weight, "eps": 1e-5, "gate": gate, "group_size": group_size}
+    out = rms_norm(**inputs)
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_accurate(out, exact, plain.to(dtype))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockstride.kernels import selective_scan
-from tests.kernels.gpu.support.recurrences import recurrence
+from blockstride.kernels.mamba1 import reference
 from tests.kernels.recurrences import (
     BF16,
     DTYPE_ROWS,
@@ -32,7 +32,7 @@ ROWS: dict[str, Arguments] = {
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_outputs_and_states_follow_the_recurrence(row, assert_follows):
-    assert_follows(selective_scan, recurrence, make(**row))
+    assert_follows(selective_scan, reference.selective_scan, make(**row))
 
 
 BAD = {

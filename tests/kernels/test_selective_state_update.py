@@ -5,14 +5,13 @@ import pytest
 import torch
 
 from blockstride.kernels import selective_scan, selective_state_update
-from tests.kernels.gpu.support.recurrences import recurrence
+from blockstride.kernels.mamba1 import reference
 from tests.kernels.recurrences import (
     BF16,
     F32,
     STEP_ROWS,
     Arguments,
     as_step,
-    over_prompts,
     selective,
     step_of,
 )
@@ -31,8 +30,8 @@ ROWS: dict[str, Arguments] = {
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_outputs_and_states_follow_the_recurrence(row, assert_follows):
-    prompts = selective(**({"lengths": (1, 1, 1), "dim": 72} | row))
-    assert_follows(over_prompts(selective_state_update), recurrence, prompts)
+    inputs = step_of(selective, **({"dim": 72} | row))
+    assert_follows(selective_state_update, reference.selective_state_update, inputs)
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 5, 8])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockstride.kernels import ssd_scan
-from tests.kernels.gpu.support.recurrences import recurrence
+from blockstride.kernels.mamba2 import reference
 from tests.kernels.recurrences import (
     BF16,
     DTYPE_ROWS,
@@ -35,11 +35,11 @@ def in_chunks_of_16(**inputs: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_outputs_and_states_follow_the_recurrence(row, assert_follows):
-    assert_follows(in_chunks_of_16, recurrence, ssd(**row))
+    assert_follows(in_chunks_of_16, reference.ssd_scan, ssd(**row))
 
 
 def test_prompts_may_be_longer_than_the_longest_chunk(assert_follows):
-    assert_follows(ssd_scan, recurrence, ssd(lengths=(300, 3)))
+    assert_follows(ssd_scan, reference.ssd_scan, ssd(lengths=(300, 3)))
 
 
 @pytest.mark.parametrize("step", [1e-6, 1.0, 100.0])
@@ -48,13 +48,13 @@ def test_steps_and_decay_rates_at_their_extremes_neither_overflow_nor_vanish(
     step, rate, assert_follows
 ):
     inputs = ssd(lengths=(40,), D=False, z=False)
-    assert_follows(in_chunks_of_16, recurrence, at_extremes(inputs, step, rate))
+    assert_follows(in_chunks_of_16, reference.ssd_scan, at_extremes(inputs, step, rate))
 
 
 def test_checkpoints_hold_the_states_that_the_recurrence_passes(assert_follows):
     inputs = ssd(lengths=(3, 40))
     keep(inputs, (3, 1), (17, 4), (18, 5), (19, 6), (42, 7), (99, 0))
-    assert_follows(in_chunks_of_16, recurrence, inputs)
+    assert_follows(in_chunks_of_16, reference.ssd_scan, inputs)
 
 
 BAD = {

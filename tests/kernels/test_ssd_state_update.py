@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from blockstride.kernels import ssd_state_update
-from tests.kernels.gpu.support.recurrences import recurrence
-from tests.kernels.recurrences import BF16, F32, STEP_ROWS, Arguments, over_prompts, ssd, step_of
+from blockstride.kernels.mamba2 import reference
+from tests.kernels.recurrences import BF16, F32, STEP_ROWS, Arguments, ssd, step_of
 
 make = partial(step_of, ssd, num_new=2, head_dim=10)
 
@@ -24,10 +24,7 @@ ROWS: dict[str, Arguments] = {
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_outputs_and_states_follow_the_recurrence(row, assert_follows):
-    options = {"num_seqs": 3, "num_new": 2, "head_dim": 10} | row
-    num_seqs, num_new = options.pop("num_seqs"), options.pop("num_new")
-    prompts = ssd(lengths=(num_new,) * num_seqs, **options)
-    assert_follows(over_prompts(ssd_state_update, num_new), recurrence, prompts)
+    assert_follows(ssd_state_update, reference.ssd_state_update, make(**row))
 
 
 @pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)

@@ -1,25 +1,25 @@
-from itertools import accumulate, permutations
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from itertools import permutations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.budget import assert_within_budget
+from support.budget import assert_within_budget, by_reference
 from support.pools import lazy_pool
-from support.recurrences import as_prompts, convolution
 from torch import Tensor
 
 from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.conv import reference
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
+from tests.kernels.recurrences import BF16, F16, F32, NAN, Arguments, as_step, convolution, step_of
 
 DEVICE = "cpu" if INTERPRET else "cuda"
-NAN = float("nan")
-F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-SHARED = ("weight", "bias", "conv_state", "state_indices")
+make = partial(convolution, lengths=(5, 0, 1, 19), dim=24)
 
 # a base row, then one changed factor a row; a tile has 8 tokens here
-ROWS: dict[str, dict[str, Any]] = {
+ROWS: dict[str, Arguments] = {
     "base": {},
     "no-sequence": {"lengths": ()},
     "no-token": {"lengths": (0, 0)},
@@ -48,55 +48,31 @@ def on_device():
         yield
 
 
-def make(
-    lengths=(5, 0, 1, 19),
-    dim=24,
-    width=4,
-    dtype=F32,
-    state_dtype=F32,
-    initial=True,
-    bias=True,
-    activation: Literal["silu"] | None = "silu",
-) -> tuple[dict[str, Any], Literal["silu"] | None]:
-    """Inputs of a convolution over sequences of these lengths, in blocks 2, 3, ... of a pool."""
-    num_tokens, num_seqs = sum(lengths), len(lengths)
-    inputs: dict[str, Any] = {
-        "x": torch.randn(num_tokens, dim + 5)[:, :dim].to(dtype),
-        "weight": torch.randn(dim, width).to(dtype),
-        "bias": torch.randn(dim).to(dtype) if bias else None,
-        "conv_state": torch.randn(num_seqs + 3, dim, width - 1).to(dtype).to(state_dtype),
-        "state_indices": torch.arange(2, num_seqs + 2, dtype=torch.int32),
-        "query_start_loc": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-        "has_initial_state": torch.full((num_seqs,), initial),
-    }
-    return inputs, activation
-
-
-def assert_equals_definition(out: Tensor, inputs: dict[str, Any], activation: str | None) -> Tensor:
+def assert_follows(out: Tensor, definition: Callable[..., Tensor], inputs: Arguments) -> Tensor:
     """Hold outputs to float64; returns the states that the pool should have now."""
-    exact, states = convolution(**inputs, activation=activation)
-    plain, _ = convolution(**inputs, activation=activation, dtype=F32)
+    exact, states = by_reference(definition, inputs)
+    plain, _ = by_reference(definition, inputs, F32)
     assert_within_budget(out, exact, plain.to(out.dtype))
     return states
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_outputs_follow_the_definition_and_states_are_the_last_inputs(row, assert_same_bits):
-    inputs, activation = make(**row)
+    inputs = make(**row)
     kept = inputs["conv_state"].clone()
-    out = causal_conv1d(**inputs, activation=activation)
+    out = causal_conv1d(**inputs)
     assert out.dtype == inputs["x"].dtype
-    states = assert_equals_definition(out, inputs | {"conv_state": kept}, activation)
+    states = assert_follows(out, reference.causal_conv1d, inputs | {"conv_state": kept})
     assert_same_bits(inputs["conv_state"], states.to(kept.dtype))
 
 
 @pytest.mark.parametrize("lengths", [(1025,), (1026,)], ids=str)
 def test_a_long_prompt_without_a_state_reads_nothing_before_itself(lengths):
     # tokens before the first, of a sequence that is alone, would lie outside the tensor
-    inputs, activation = make(lengths=lengths, dim=8, initial=False)
+    inputs = make(lengths=lengths, dim=8, initial=False)
     inputs["conv_state"].fill_(NAN)
     out = causal_conv1d(**inputs)
-    assert_equals_definition(out, inputs, activation)
+    assert_follows(out, reference.causal_conv1d, inputs)
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5, 8])
@@ -105,31 +81,24 @@ def test_an_update_among_padding_continues_as_a_longer_prompt_would(
     num_new, width, assert_same_bits
 ):
     # both ids that mean padding in one batch, and channels that end inside a tile
-    inputs, _ = make(lengths=(num_new,) * 4, width=width, dim=34)
+    inputs = step_of(make, 4, num_new, width=width, dim=34)
     inputs["state_indices"] = torch.tensor([3, 0, 5, -1], dtype=torch.int32)
     inputs["conv_state"][[0, 1, 2, 4, 6]] = NAN
-    exact, states = convolution(**inputs)
-    plain, _ = convolution(**inputs, dtype=F32)
-    x = inputs["x"].reshape(4, num_new, -1)
-    out = causal_conv1d_update(x, **{name: inputs[name] for name in SHARED})
-    assert_within_budget(out.flatten(0, 1), exact, plain)
+    kept = inputs["conv_state"].clone()
+    out = causal_conv1d_update(**inputs)
+    states = assert_follows(out, reference.causal_conv1d_update, inputs | {"conv_state": kept})
     assert_same_bits(inputs["conv_state"], states.float())
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_an_update_takes_slices_and_narrow_states(dtype, assert_same_bits):
-    inputs, _ = make(lengths=(2, 2, 2), dtype=dtype, state_dtype=dtype)
-    starts, initial = as_prompts(3, 2)
-    prompts = {"query_start_loc": starts, "has_initial_state": initial}
-    exact, states = convolution(**(inputs | prompts))
-    plain, _ = convolution(**(inputs | prompts), dtype=F32)
+    inputs = step_of(make, 3, 2, dtype=dtype, state_dtype=dtype)
     wide = torch.full((3, 3, 40), NAN, dtype=dtype)
-    wide[:, :2, :24] = inputs["x"].reshape(3, 2, 24)
+    wide[:, :2, :24] = inputs["x"]
     buffer = torch.full((3, 2, 50), NAN, dtype=dtype)
-    out = buffer[:, :, 7:31]
-    options = {name: inputs[name] for name in SHARED}
-    assert causal_conv1d_update(wide[:, :2, :24], **options, out=out) is out
-    assert_within_budget(out.flatten(0, 1), exact, plain.to(dtype))
+    out, kept = buffer[:, :, 7:31], inputs["conv_state"].clone()
+    assert causal_conv1d_update(**(inputs | {"x": wide[:, :2, :24]}), out=out) is out
+    states = assert_follows(out, reference.causal_conv1d_update, inputs | {"conv_state": kept})
     assert_same_bits(inputs["conv_state"], states.to(dtype))
     assert buffer[:, :, :7].isnan().all()
     assert buffer[:, :, 31:].isnan().all()
@@ -138,13 +107,12 @@ def test_an_update_takes_slices_and_narrow_states(dtype, assert_same_bits):
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_every_memory_order_gives_the_same_bits(order, pool_of, assert_same_bits):
     # DS and SD are two of them
-    inputs, _ = make()
+    inputs = make()
     pool, again = pool_of(inputs["conv_state"], order), pool_of(inputs["conv_state"], order)
-    x = inputs["x"][:8].reshape(4, 2, -1)
-    options = {name: inputs[name] for name in SHARED}
+    step = as_step(inputs | {"x": inputs["x"][:8]}, 2)
     dense = inputs["conv_state"].clone()
-    update = causal_conv1d_update(x, **(options | {"conv_state": dense}))
-    assert_same_bits(causal_conv1d_update(x, **(options | {"conv_state": again.view})), update)
+    update = causal_conv1d_update(**(step | {"conv_state": dense}))
+    assert_same_bits(causal_conv1d_update(**(step | {"conv_state": again.view})), update)
     assert_same_bits(again.view, dense)
     out = causal_conv1d(**inputs)
     assert_same_bits(causal_conv1d(**(inputs | {"conv_state": pool.view})), out)
@@ -152,7 +120,7 @@ def test_every_memory_order_gives_the_same_bits(order, pool_of, assert_same_bits
 
 
 def test_the_order_of_the_weights_does_not_matter(assert_same_bits):
-    inputs, _ = make()
+    inputs = make()
     weight, fresh = inputs["weight"].T.contiguous().T, inputs["conv_state"].clone()
     by_tap = causal_conv1d(**(inputs | {"weight": weight, "conv_state": fresh}))
     assert_same_bits(by_tap, causal_conv1d(**inputs))
@@ -162,7 +130,7 @@ def test_the_order_of_the_weights_does_not_matter(assert_same_bits):
 def test_only_the_blocks_of_sequences_with_tokens_are_written(
     state_dtype, pool_of, assert_same_bits
 ):
-    inputs, _ = make(state_dtype=state_dtype)
+    inputs = make(state_dtype=state_dtype)
     inputs["conv_state"][[0, 1, 3, 6]] = NAN
     pool = pool_of(inputs["conv_state"], (2, 0, 1))
     expected = pool.memory.clone()
@@ -174,29 +142,29 @@ def test_only_the_blocks_of_sequences_with_tokens_are_written(
 
 def test_a_state_that_another_owner_left_is_not_read():
     # it is NaN, and a product with zero would be too
-    inputs, activation = make(initial=False)
+    inputs = make(initial=False)
     inputs["conv_state"].fill_(NAN)
     out = causal_conv1d(**inputs)
-    assert_equals_definition(out, inputs, activation)
+    assert_follows(out, reference.causal_conv1d, inputs)
     assert inputs["conv_state"][[2, 4, 5]].isfinite().all()
 
 
 @pytest.mark.parametrize("indices", [(0, 2), (-1, 2), (0, -1)], ids=str)
 def test_padding_sequences_give_zeros_and_touch_no_block(indices, assert_same_bits):
-    inputs, activation = make(lengths=(2, 11))
+    inputs = make(lengths=(2, 11))
     inputs["state_indices"] = torch.tensor(indices, dtype=torch.int32)
     inputs["conv_state"][[0, 4]] = NAN
     kept = inputs["conv_state"].clone()
     out = torch.full((13, 24), NAN)
     causal_conv1d(**inputs, out=out)
-    states = assert_equals_definition(out, inputs | {"conv_state": kept}, activation)
+    states = assert_follows(out, reference.causal_conv1d, inputs | {"conv_state": kept})
     assert_same_bits(inputs["conv_state"], states.float())
 
 
 @pytest.mark.parametrize("chunks", [(1, 12), (2, 2, 9), (8, 5), (4, 4, 5)], ids=str)
 def test_a_prompt_in_chunks_ends_as_one_call_does(chunks, assert_same_bits):
     # a batch of one, whose later chunks must see the state of the earlier ones
-    inputs, _ = make(lengths=(13,), initial=False)
+    inputs = make(lengths=(13,), initial=False)
     state = inputs["conv_state"].clone()
     whole = causal_conv1d(**inputs)
     outs, start = [], 0
@@ -216,7 +184,7 @@ def test_a_prompt_in_chunks_ends_as_one_call_does(chunks, assert_same_bits):
 @pytest.mark.parametrize("lengths", [(5, 0, 19), ()], ids=str)
 def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, assert_same_bits):
     """A step of fewer tokens than it has room for."""
-    inputs, _ = make(lengths=lengths)
+    inputs = make(lengths=lengths)
     slack = torch.full((21, inputs["x"].shape[1]), NAN)
     padded = inputs | {"x": torch.cat([inputs["x"], slack])}
     padded["conv_state"] = inputs["conv_state"].clone()
@@ -230,7 +198,7 @@ def test_rows_behind_the_last_sequence_are_zero_and_no_state_has_them(lengths, a
 @settings(max_examples=20)
 @given(lengths=st.lists(st.integers(0, 20), max_size=5))
 def test_a_sequence_does_not_depend_on_its_batch(lengths):
-    inputs, _ = make(lengths=lengths, dim=4)
+    inputs = make(lengths=lengths, dim=4)
     states = inputs["conv_state"].clone()
     out, starts = causal_conv1d(**inputs), inputs["query_start_loc"].tolist()
     for i, length in enumerate(lengths):
@@ -254,15 +222,14 @@ def test_ids_times_strides_may_pass_2_to_the_31(
 ):
     if not INTERPRET:
         pytest.skip("lazily mapped memory is the interpreter's")
-    inputs, _ = make(lengths=(5,))
+    inputs = make(lengths=(5,))
     state = lazy_pool((far + 1, 24, 3), strides, F32)
     state[far] = inputs["conv_state"][2]
-    indices = torch.tensor([far], dtype=torch.int32)
-    out = causal_conv1d(**(inputs | {"conv_state": state, "state_indices": indices}))
+    moved = {"conv_state": state, "state_indices": torch.tensor([far], dtype=torch.int32)}
+    out = causal_conv1d(**(inputs | moved))
     assert_same_bits(out, causal_conv1d(**inputs))
     assert_same_bits(state[far], inputs["conv_state"][2])
-    x = inputs["x"][None, :4]
-    options = {name: inputs[name] for name in SHARED}
-    out = causal_conv1d_update(x, **(options | {"conv_state": state, "state_indices": indices}))
-    assert_same_bits(out, causal_conv1d_update(x, **options))
+    step = as_step(inputs | {"x": inputs["x"][:4]}, 4)
+    out = causal_conv1d_update(**(step | moved))
+    assert_same_bits(out, causal_conv1d_update(**step))
     assert_same_bits(state[far], inputs["conv_state"][2])

@@ -5,11 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.budget import assert_within_budget
-from torch import Tensor
-from torch.nn.functional import silu
+from support.budget import assert_within_budget, exact_and_plain
 
 from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.mlp import reference
 from blockstride.kernels.mlp.gpu import expert_mlp
 
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -53,25 +52,12 @@ def make(num_tokens=40, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32) 
     }
 
 
-def mixture(inputs: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    """Outputs by definition, a token and an expert at a time; an id that no expert has adds 0."""
-    wide = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-    out = torch.zeros_like(wide["x"])
-    for token, chosen in enumerate(inputs["expert_ids"].tolist()):
-        for k, expert in enumerate(chosen):
-            if 0 <= expert < len(inputs["down"]):
-                gate, up = (wide["gate_up"][expert] @ wide["x"][token]).chunk(2)
-                output = wide["down"][expert] @ (silu(gate) * up)
-                out[token] += wide["expert_weights"][token, k] * output
-    return out
-
-
 def check(inputs: dict[str, Any]) -> None:
     """Hold the outputs to float64."""
     out = expert_mlp(**inputs)
     assert out.dtype == inputs["x"].dtype
-    plain = mixture(inputs, out.dtype)
-    assert_within_budget(out, mixture(inputs, torch.float64), plain)
+    exact, plain = exact_and_plain(reference.expert_mlp, inputs, out.dtype)
+    assert_within_budget(out, exact, plain)
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())

@@ -1,10 +1,10 @@
 import pytest
 import torch
 from support.budget import assert_follows
-from support.recurrences import delta_rule
 
+from blockstride.kernels.delta import reference
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
-from tests.kernels.recurrences import DTYPE_ROWS, PROMPT_ROWS, Arguments, delta, keep, over_prompts
+from tests.kernels.recurrences import DTYPE_ROWS, PROMPT_ROWS, Arguments, delta, keep, step_of
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -24,7 +24,7 @@ ROWS: dict[str, Arguments] = {
 
 def check(inputs: Arguments) -> None:
     # states are sums of products in the dtype of k
-    assert_follows(gated_delta_rule, delta_rule, inputs, plain_dtype=inputs["k"].dtype)
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs, inputs["k"].dtype)
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
@@ -34,9 +34,9 @@ def test_outputs_and_states_follow_the_rule(row):
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "lengths" not in row])
 def test_an_update_is_a_prompt_of_one_token(name):
-    inputs = delta(**(ROWS[name] | {"lengths": (1, 1, 1), "initial": True}))
-    update = over_prompts(gated_delta_rule_update)
-    assert_follows(update, delta_rule, inputs, plain_dtype=inputs["k"].dtype)
+    inputs = step_of(delta, **(ROWS[name] | {"initial": True}))
+    update, by_definition = gated_delta_rule_update, reference.gated_delta_rule_update
+    assert_follows(update, by_definition, inputs, inputs["k"].dtype)
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 4097])

@@ -4,8 +4,11 @@ from functools import partial
 
 import pytest
 
+from blockstride.kernels.delta import reference as by_rule
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.mamba1 import reference as mamba1
 from blockstride.kernels.mamba1.gpu import selective_scan, selective_state_update
+from blockstride.kernels.mamba2 import reference as mamba2
 from blockstride.kernels.mamba2.gpu import ssd_scan, ssd_state_update
 from tests.kernels.prompt_laws import *  # noqa: F403
 from tests.kernels.recurrences import Recurrence, delta, each, selective, ssd, step_of
@@ -16,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 SCANS = {
     f"selective_scan-chunk-{chunk_size}": Recurrence(
         partial(selective_scan, chunk_size=chunk_size),
+        mamba1.selective_scan,
         selective,
         ("x", "z", "dt"),
         {"rtol": 1.3e-6, "atol": 1e-5},
@@ -23,18 +27,28 @@ SCANS = {
     for chunk_size in (0, 8, 32)
 } | {
     "ssd_scan": Recurrence(
-        partial(ssd_scan, chunk_size=16), ssd, ("z",), {"rtol": 1e-4, "atol": 1e-4}
+        partial(ssd_scan, chunk_size=16),
+        mamba2.ssd_scan,
+        ssd,
+        ("z",),
+        {"rtol": 1e-4, "atol": 1e-4},
     ),
-    "gated_delta_rule": Recurrence(gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}),
+    "gated_delta_rule": Recurrence(
+        gated_delta_rule, by_rule.gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}
+    ),
 }
 SEVERAL = {
     "selective_state_update": Recurrence(
         selective_state_update,
+        mamba1.selective_state_update,
         partial(step_of, selective, num_new=2, dim=40),
         ("x", "z", "dt"),
     ),
     "ssd_state_update": Recurrence(
-        ssd_state_update, partial(step_of, ssd, num_new=2, head_dim=32), ("x", "z")
+        ssd_state_update,
+        mamba2.ssd_state_update,
+        partial(step_of, ssd, num_new=2, head_dim=32),
+        ("x", "z"),
     ),
 }
 STEPS = SEVERAL | {
@@ -44,7 +58,12 @@ STEPS = SEVERAL | {
     "ssd_state_update-one-token": SEVERAL["ssd_state_update"]._replace(
         make=partial(step_of, ssd, head_dim=32)
     ),
-    "gated_delta_rule_update": Recurrence(gated_delta_rule_update, partial(step_of, delta), ("v",)),
+    "gated_delta_rule_update": Recurrence(
+        gated_delta_rule_update,
+        by_rule.gated_delta_rule_update,
+        partial(step_of, delta),
+        ("v",),
+    ),
 }
 
 scan, step, several = each(SCANS), each(STEPS), each(SEVERAL)

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.budget import assert_within_budget
-from torch.nn.functional import silu
+from support.budget import assert_within_budget, exact_and_plain
 
 from blockstride.kernels.common.dispatch import INTERPRET
+from blockstride.kernels.norm import reference
 from blockstride.kernels.norm.gpu import rms_norm
 
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -21,21 +21,14 @@ def on_device():
         yield
 
 
-def normed(x, weight, eps, dtype, gate=None, group_size=None):
-    x, weight = x.to(dtype), weight.to(dtype)
-    x = x if gate is None else x * silu(gate.to(dtype))
-    groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
-    groups = groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()
-    return groups.flatten(-2) * weight
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_rows_have_unit_root_mean_square_times_the_weight(shape, dtype):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
     out: Any = rms_norm(x, weight, 1e-6)
     assert out.dtype == dtype
-    exact, plain = (normed(x, weight, 1e-6, wide) for wide in (torch.float64, F32))
+    inputs = {"x": x, "weight": weight, "eps": 1e-6}
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_within_budget(out, exact, plain.to(dtype))
 
 
@@ -44,14 +37,16 @@ def test_rows_have_unit_root_mean_square_times_the_weight(shape, dtype):
 def test_a_residual_is_added_first_and_updated(shape, dtype, residual_dtype, assert_same_bits):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1])
     residual = torch.randn(shape).to(residual_dtype)
-    total = (x.float() + residual.float()).to(residual_dtype)
+    _, total = reference.rms_norm(x.float(), weight, 1e-5, residual=residual.float())
+    total = total.to(residual_dtype)
     out, returned = rms_norm(x, weight, 1e-5, residual=residual)
     assert returned is residual
     assert out.dtype == dtype
     assert_same_bits(residual, total)
     again: Any = rms_norm(total, weight, 1e-5)
     assert_same_bits(out, again.to(dtype))
-    exact, plain = (normed(total, weight, 1e-5, wide) for wide in (torch.float64, F32))
+    inputs = {"x": total, "weight": weight, "eps": 1e-5}
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_within_budget(out, exact, plain.to(dtype))
 
 
@@ -60,9 +55,9 @@ def test_a_residual_is_added_first_and_updated(shape, dtype, residual_dtype, ass
 def test_a_gate_comes_before_the_norm_of_each_group(group_size, dtype):
     x, gate = (3 * torch.randn(2, 7, 96)).to(dtype)
     weight = torch.randn(96)
-    options: dict[str, Any] = {"gate": gate, "group_size": group_size}
-    out: Any = rms_norm(x, weight, 1e-5, **options)
-    exact, plain = (normed(x, weight, 1e-5, wide, **options) for wide in (torch.float64, F32))
+    inputs = {"x": x, "weight": weight, "eps": 1e-5, "gate": gate, "group_size": group_size}
+    out: Any = rms_norm(**inputs)
+    exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_within_budget(out, exact, plain.to(dtype))
 
 

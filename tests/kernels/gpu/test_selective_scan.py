@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 from support.budget import assert_follows
-from support.recurrences import recurrence
 
+from blockstride.kernels.mamba1 import reference
 from blockstride.kernels.mamba1.gpu import selective_scan
 from blockstride.kernels.mamba1.gpu.selective_scan import choose_chunk
 from tests.kernels.recurrences import (
@@ -32,7 +32,7 @@ ROWS: dict[str, Arguments] = {
 
 
 def check(inputs: Arguments, chunk_size: int) -> None:
-    assert_follows(partial(selective_scan, chunk_size=chunk_size), recurrence, inputs)
+    assert_follows(partial(selective_scan, chunk_size=chunk_size), reference.selective_scan, inputs)
 
 
 @pytest.mark.parametrize("chunk_size", [0, 16])

@@ -3,8 +3,8 @@ from functools import partial
 import pytest
 import torch
 from support.budget import assert_follows
-from support.recurrences import recurrence
 
+from blockstride.kernels.mamba2 import reference
 from blockstride.kernels.mamba2.gpu import ssd_scan
 from tests.kernels.recurrences import (
     BF16,
@@ -37,7 +37,7 @@ ROWS: dict[str, Arguments] = {
 def check(inputs: Arguments, chunk_size: int = 16) -> None:
     # states are sums of products in the dtype of x
     scan = partial(ssd_scan, chunk_size=chunk_size)
-    assert_follows(scan, recurrence, inputs, plain_dtype=inputs["x"].dtype)
+    assert_follows(scan, reference.ssd_scan, inputs, plain_dtype=inputs["x"].dtype)
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

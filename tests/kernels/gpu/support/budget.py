@@ -29,24 +29,52 @@ def assert_within_budget(actual: Tensor, exact: Tensor, plain: Tensor) -> None:
     assert ratio < limit, f"rms ratio {ratio:.3g}, allowed {limit:.3g}"
 
 
+def cast(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Copies of arguments, with all floats in one dtype."""
+    return {
+        name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def exact_and_plain(
+    reference: Callable[..., Any],
+    arguments: dict[str, Any],
+    plain_dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """What a reference returns in float64, and in the dtype that a kernel computes in."""
+    exact, plain = (reference(**cast(arguments, dtype)) for dtype in (torch.float64, plain_dtype))
+    return exact, plain
+
+
+def by_reference(
+    reference: Callable[..., Any], arguments: dict[str, Any], dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """What a reference returns, computed in a dtype, and the states that it leaves in the pool."""
+    own = cast(arguments, dtype)
+    return reference(**own), own["conv_state" if "conv_state" in own else "ssm_state"]
+
+
 def assert_follows(
     function: Callable[..., Tensor],
-    definition: Callable[..., tuple[Tensor, Tensor]],
-    prompts: dict[str, Any],
+    reference: Callable[..., Tensor],
+    arguments: dict[str, Any],
     plain_dtype: torch.dtype = torch.float32,
 ) -> None:
     """Hold outputs and all states to float64.
 
     Args:
         function: The recurrence that is tested.
-        definition: The same by definition, of `recurrences`.
-        prompts: The arguments of both.
+        reference: The same by definition, of `reference.py`.
+        arguments: Those of both.
         plain_dtype: What the kernel multiplies in; its states are no finer.
     """
-    exact, exact_states = definition(**prompts)
-    plain, plain_states = definition(**prompts, dtype=plain_dtype)
-    out, states = function(**prompts), prompts["ssm_state"]
-    assert out.dtype == (prompts["x"] if "x" in prompts else prompts["v"]).dtype
+    exact, exact_states = by_reference(reference, arguments)
+    plain, plain_states = by_reference(reference, arguments, plain_dtype)
+    out, states = function(**arguments), arguments["ssm_state"]
+    assert out.dtype == (arguments["x"] if "x" in arguments else arguments["v"]).dtype
     assert_within_budget(out, exact, plain.to(out.dtype))
     coarser = max(states.dtype, plain_dtype, key=lambda dtype: torch.finfo(dtype).eps)
     assert_within_budget(states.to(coarser), exact_states, plain_states.to(coarser))
