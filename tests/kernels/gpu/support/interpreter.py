@@ -112,9 +112,15 @@ def create_fp_to_fp(self, src, dst_type, rounding_mode):
 
 
 def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-    """Products of narrow floats are exact in float32, in which a tensor core adds them."""
-    dot = _original["create_dot"]
-    return dot(self, _widen(a), _widen(b), d, input_precision, max_num_imprecise_acc)
+    """Sums as a tensor core's: what one row gets does not depend on where in the tile it stands.
+
+    In numpy's product of float32 it does, on some CPUs; a sum in float64 is rounded alike.
+    """
+    a, b = _widen(a), _widen(b)
+    if not np.issubdtype(d.data.dtype, np.floating):
+        return _original["create_dot"](self, a, b, d, input_precision, max_num_imprecise_acc)
+    product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+    return Handle(product + d.data, d.dtype.scalar)
 
 
 def binary_op(self, lhs, rhs, op):
