@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -112,6 +113,14 @@ def seeded(
     model.save_pretrained(path, max_shard_size=shard)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return Reference(path, model)
+
+
+@pytest.fixture(autouse=True)
+def shapes_are_checked(request: pytest.FixtureRequest):
+    """Only where a test says so: looking at every call of a whole generation triples its time."""
+    jaxtyping.config.update("jaxtyping_disable", "shapes" not in request.keywords)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)
