@@ -7,6 +7,8 @@ from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.engine.admission import Admission
 from tests.models.generations import all_logits, assert_close, generate, tokens
 
+# tokens of each of several requests
+COUNT = 64
 CONFIGS = [
     {},
     {"num_experts": 1},
@@ -55,34 +57,41 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
+def answer(reference, prompts):
+    """200 tokens after the first prompt."""
+    return reference.greedy(prompts[0], 200)
+
+
+@pytest.fixture(scope="module")
 def answers(reference, prompts):
-    return [reference.greedy(prompt, 200) for prompt in prompts]
+    """A few tokens after each."""
+    return [reference.greedy(prompt, COUNT) for prompt in prompts]
 
 
 @pytest.mark.parametrize("policy", ["split", "unified"])
 @pytest.mark.parametrize("layout", [layout.order for layout in NAMED_LAYOUTS])
 def test_every_layout_and_policy_gives_the_same_200_tokens(
-    reference, prompts, answers, layout, policy
+    reference, prompts, answer, layout, policy
 ):
     if policy == "unified" and layout == "LHBNC":
         with pytest.raises(ValueError, match="layout"):
             generate(reference.path, prompts[:1], layout=layout, policy=policy)
         return
     got, _ = generate(reference.path, prompts[:1], layout=layout, policy=policy)
-    assert got == answers[:1]
+    assert got == [answer]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, None])
 def test_chunks_and_batches_of_mixed_lengths_give_the_same_tokens(
     reference, prompts, answers, chunk
 ):
-    got, _ = generate(reference.path, prompts, prefill_chunk=chunk, conv_order="SD")
+    got, _ = generate(reference.path, prompts, COUNT, prefill_chunk=chunk, conv_order="SD")
     assert got == answers
 
 
 def test_kernel_blocks_inside_inflated_blocks_give_the_same_tokens(reference, prompts, answers):
     got, engine = generate(
-        reference.path, prompts, policy="unified", block_size=32, kernel_block_size=8
+        reference.path, prompts, COUNT, policy="unified", block_size=32, kernel_block_size=8
     )
     assert any(group.kernel_blocks > 1 for group in engine.groups)
     assert got == answers
@@ -91,9 +100,9 @@ def test_kernel_blocks_inside_inflated_blocks_give_the_same_tokens(reference, pr
 def test_preempted_requests_are_computed_again_to_the_same_tokens(
     reference, prompts, answers, monkeypatch
 ):
-    # 3 x 240 tokens need 45 blocks of attention, and nobody looks ahead
+    # the three need 17 blocks of attention, and nobody looks ahead
     monkeypatch.setattr(Admission, "admits", lambda *_: True)
-    got, engine = generate(reference.path, prompts[:3], num_blocks=(9, 20))
+    got, engine = generate(reference.path, prompts[:3], COUNT, num_blocks=(9, 11))
     assert engine.scheduler.num_preemptions > 0
     assert got == answers[:3]
 
@@ -101,10 +110,9 @@ def test_preempted_requests_are_computed_again_to_the_same_tokens(
 @pytest.mark.parametrize("policy", ["split", "unified"])
 def test_poison_in_whatever_may_not_be_read_changes_nothing(reference, prompts, answers, policy):
     # few blocks, so that requests take over blocks that others left poisoned
-    blocks = (4, 40) if policy == "split" else 24
-    got, _ = generate(
-        reference.path, prompts, poison=True, policy=policy, num_blocks=blocks, max_num_seqs=3
-    )
+    blocks = (4, 20) if policy == "split" else 16
+    config = {"poison": True, "policy": policy, "num_blocks": blocks, "max_num_seqs": 3}
+    got, _ = generate(reference.path, prompts, COUNT, **config)
     assert got == answers
 
 

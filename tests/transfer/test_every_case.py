@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_moved_bytes_equal_a_direct_re_shard_in_a_spread_sample_of_all_cases():
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.transfer.prove", "--sample", "4", "--random", "80"],
+        [sys.executable, "-m", "tests.transfer.prove", "--sample", "1", "--random", "40"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert "80 random hand-overs right" in ran.stdout
+    assert "40 random hand-overs right" in ran.stdout
     counted = re.findall(r"(\d+) in all", ran.stdout)
-    assert int(counted[-1]) >= 5_000
+    assert int(counted[-1]) >= 1_200
