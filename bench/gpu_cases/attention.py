@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from support import oracles
 from support.budget import assert_within_budget
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from blockstride.kernels.attention import reference
 from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
 from blockstride.kernels.cache.gpu import block_copy, kv_cache_update
 from gpu_cases.case import Call, Case
@@ -85,8 +85,8 @@ class Step:
             )
             actual = paged_attention(*arguments, schedule=schedule, **options)
             assert isinstance(actual, Tensor)
-            exact, _ = oracles.attention(*arguments, **options)
-            plain, _ = oracles.attention(*arguments, **options, dtype=torch.bfloat16)
+            exact, _ = reference.paged_attention(*arguments, **options)
+            plain, _ = reference.paged_attention(*arguments, **options, dtype=torch.bfloat16)
             assert_within_budget(actual, exact, plain)
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:

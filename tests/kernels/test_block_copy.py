@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blockstride.kernels import block_copy
+from blockstride.kernels.cache import reference
 
 F32, BF16, F16, F8, I8 = (
     torch.float32,
@@ -46,16 +47,9 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
 
 
 def copied(source: Tensor, destination: Tensor, reads: Tensor, writes: Tensor) -> Tensor:
-    """The destination after the copy, one token at a time."""
-    result, old = destination.clone(), source.clone()
-    n, m = source.shape[3], destination.shape[3]
-    for token in range(len(reads) * n):
-        read, written = int(reads[token // n]), int(writes[token // m])
-        if read > 0 and written > 0:
-            row = old[:, read, :, token % n]
-            if destination.dtype == F8 and source.dtype != F8:
-                row = row.float().clamp(-448, 448)
-            result[:, written, :, token % m] = row.to(destination.dtype)
+    """The destination after the copy."""
+    result = destination.clone()
+    reference.block_copy(source, result, reads, writes)
     return result
 
 

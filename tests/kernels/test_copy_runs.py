@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blockstride.kernels import copy_runs
+from blockstride.kernels.cache import reference
 
 
 def columns(*rows: tuple[int, int, int]) -> list[torch.Tensor]:
@@ -21,10 +22,9 @@ def test_runs_are_copied_and_gaps_stay_as_they_are(count: int, longest: int):
     source = torch.randint(-128, 128, (ends + 5,), dtype=torch.int8)
     destination = torch.full((ends + 5,), 99, dtype=torch.int8)
     # run i of the source goes to where a run that is as long lies
-    copy_runs(source, destination, starts[order], starts[order], lengths[order])
-    wanted = torch.full_like(destination, 99)
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        wanted[start : start + length] = source[start : start + length]
+    wanted = destination.clone()
+    for copy, into in ((copy_runs, destination), (reference.copy_runs, wanted)):
+        copy(source, into, starts[order], starts[order], lengths[order])
     assert torch.equal(destination, wanted)
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from blockstride.kernels import PAD_SLOT_ID, kv_cache_update
+from blockstride.kernels.cache import reference
 
 NAN = float("nan")
 F32, BF16, F16, F8, I8 = (
@@ -59,34 +59,12 @@ def make(
     return inputs, caches, scales
 
 
-def stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """What a cache holds of `x`."""
-    if dtype not in {F8, I8}:
-        return x.to(dtype)
-    x = x.float() if scale is None else x.float() / scale
-    if dtype == I8:
-        return x.round().clamp(-128, 127).to(I8)
-    return x.clamp(-448, 448).to(F8)
-
-
-def updated(cache: Tensor, new: Tensor, slots: list[int], scale: Tensor | None) -> Tensor:
-    cache = cache.clone()
-    for token, slot in enumerate(slots):
-        if slot >= BLOCK_SIZE:
-            block, offset = divmod(slot, BLOCK_SIZE)
-            cache[block, :, offset] = stored(new[token], cache.dtype, scale)
-    return cache
-
-
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_each_token_lands_in_its_slot_and_nowhere_else(row, pool_of, assert_same_bits):
-    inputs, (keys, values), scales = make(**row)
-    slots = inputs["slot_mapping"].tolist()
-    pools = [pool_of(cache, (0, 2, 1, 3)) for cache in (keys, values)]
-    expected = [pool_of(cache, (0, 2, 1, 3)) for cache in (keys, values)]
-    expected[0].view.copy_(updated(keys, inputs["key"], slots, scales.get("k_scale")))
-    expected[1].view.copy_(updated(values, inputs["value"], slots, scales.get("v_scale")))
-    kv_cache_update(**inputs, key_cache=pools[0].view, value_cache=pools[1].view, **scales)
+    inputs, caches, scales = make(**row)
+    pools, expected = ([pool_of(cache, (0, 2, 1, 3)) for cache in caches] for _ in range(2))
+    for update, (keys, values) in ((kv_cache_update, pools), (reference.kv_cache_update, expected)):
+        update(**inputs, key_cache=keys.view, value_cache=values.view, **scales)
     for pool, wanted in zip(pools, expected, strict=True):
         assert_same_bits(pool.memory, wanted.memory)
 
@@ -102,15 +80,16 @@ def test_every_memory_order_holds_the_same(order, cache_dtype, pool_of, assert_s
     assert_same_bits(placed[1].view, values)
 
 
+@pytest.mark.parametrize("update", [kv_cache_update, reference.kv_cache_update])
 @pytest.mark.parametrize("cache_dtype", [F8, I8], ids=str)
-def test_quantised_caches_round_to_even_and_saturate(cache_dtype, assert_same_bits):
+def test_quantised_caches_round_to_even_and_saturate(update, cache_dtype):
     limit = 448.0 if cache_dtype == F8 else 127.0
     numbers = torch.tensor([0.5, 1.5, 2.5, -0.5, limit, limit + 1, 1e6, -1e6])
     # halves are exact in fp8, so its ties lie between 16 and 18
     ties = torch.tensor([17.0, 19.0, -17.0, 0, 464.0, 480.0, torch.inf, -torch.inf])
     new = torch.cat([numbers, ties]).view(1, 1, 16)
     cache = torch.zeros(2, 1, 1, 16).to(cache_dtype)
-    kv_cache_update(new, new, cache, cache.clone(), torch.tensor([1]))
+    update(new, new, cache, cache.clone(), torch.tensor([1]))
     expected = {
         F8: [0.5, 1.5, 2.5, -0.5, 448, 448, 448, -448, 16, 20, -16, 0, 448, 448, 448, -448],
         I8: [0, 2, 2, 0, 127, 127, 127, -128, 17, 19, -17, 0, 127, 127, 127, -128],
@@ -165,32 +144,25 @@ def test_keys_and_queries_turn_by_the_angles_of_their_tokens(
 ):
     inputs, (keys, values), _ = make(head_size=head_size, dtype=dtype, cache_dtype=dtype)
     angles, query = torch.randn(7, half), torch.randn(7, 5, head_size).to(dtype)
-    kept = inputs["key"].clone()
-    expected = [turned(x, angles).to(dtype) for x in (query, inputs["key"])]
-    turned_keys, plain_values = keys.clone(), values.clone()
-    rotated: dict[str, Any] = inputs | {"key": expected[1]}
-    kv_cache_update(**rotated, key_cache=keys, value_cache=values)
-    kv_cache_update(
-        **inputs, key_cache=turned_keys, value_cache=plain_values,
-        rotary=(angles.cos(), angles.sin()), query=query,
-    )  # fmt: skip
+    kept, rotary = inputs["key"].clone(), (angles.cos(), angles.sin())
+    expected = [tensor.clone() for tensor in (keys, values, query)]
+    for update, (k, v, q) in (
+        (kv_cache_update, (keys, values, query)),
+        (reference.kv_cache_update, expected),
+    ):
+        update(**inputs, key_cache=k, value_cache=v, rotary=rotary, query=q)
     rtol, atol = (1e-2, 1e-2) if dtype is BF16 else (1e-5, 1e-5)
-    torch.testing.assert_close(query, expected[0], rtol=rtol, atol=atol)
-    torch.testing.assert_close(turned_keys, keys, rtol=rtol, atol=atol)
-    assert_same_bits(plain_values, values)
+    torch.testing.assert_close(query, expected[2], rtol=rtol, atol=atol)
+    torch.testing.assert_close(keys, expected[0], rtol=rtol, atol=atol)
+    assert_same_bits(values, expected[1])
     assert_same_bits(inputs["key"], kept)
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Complex multiplication of element pairs `half` apart; the rest stays."""
-    half = angles.shape[-1]
-    pairs = torch.complex(x[..., :half].float(), x[..., half : 2 * half].float())
-    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :].float()), dim=-1)
-
-
+@pytest.mark.parametrize("update", [kv_cache_update, reference.kv_cache_update])
 @pytest.mark.parametrize("cache_dtype", [F32, BF16, F8, I8], ids=str)
-def test_only_the_tails_of_blocks_that_the_call_began_are_zeroed(cache_dtype, assert_same_bits):
+def test_only_the_tails_of_blocks_that_the_call_began_are_zeroed(
+    update, cache_dtype, assert_same_bits
+):
     # goes on in block 5; goes on in block 1 and begins 2; begins and fills block 3, and begins 4
     slots = (21, 22, 5, 6, 7, 8, 9, PAD_SLOT_ID, 12, 13, 14, 15, 16)
     inputs, (keys, values), _ = make(slots=slots, cache_dtype=cache_dtype)
@@ -199,7 +171,7 @@ def test_only_the_tails_of_blocks_that_the_call_began_are_zeroed(cache_dtype, as
     for cache in expected:
         cache[2, :, 2:] = 0
         cache[4, :, 1:] = 0
-    kv_cache_update(**inputs, key_cache=keys, value_cache=values, zero_tail=True)
+    update(**inputs, key_cache=keys, value_cache=values, zero_tail=True)
     assert_same_bits(keys, expected[0])
     assert_same_bits(values, expected[1])
 

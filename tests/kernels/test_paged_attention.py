@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from blockstride.kernels import paged_attention
+from blockstride.kernels.attention import reference
 
 NAN, INF = float("nan"), float("inf")
 F32, BF16, F16, F8, I8 = (
@@ -118,46 +118,12 @@ def make(
     return inputs, options
 
 
-def attention(
-    inputs: dict[str, Any], options: dict[str, Any], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Outputs and logarithms of the denominators by definition, computed in `dtype`."""
-    query, keys, values = inputs["query"].to(dtype), inputs["key_cache"], inputs["value_cache"]
-    (num_tokens, num_heads, _), (_, num_kv_heads, block_size, size) = query.shape, values.shape
-    out = torch.zeros(num_tokens, num_heads, size, dtype=dtype)
-    lse = torch.full((num_tokens, num_heads), -INF, dtype=dtype)
-    starts = inputs["query_start_loc"].tolist()
-    sinks = options["sinks"]
-    for i, total in enumerate(inputs["seq_lens"].tolist()):
-        positions = torch.arange(total)
-        blocks = inputs["block_table"][i, positions // block_size].long()
-        k, v = keys[blocks, :, positions % block_size], values[blocks, :, positions % block_size]
-        k = k.to(dtype) * (1 if options["k_scale"] is None else options["k_scale"].to(dtype))
-        v = v.to(dtype) * (1 if options["v_scale"] is None else options["v_scale"].to(dtype))
-        for token in range(starts[i], starts[i + 1]):
-            position = total - starts[i + 1] + token
-            first = 0 if options["window"] is None else max(0, position - options["window"] + 1)
-            seen = (blocks > 0) & (positions >= first) & (positions <= position)
-            for head in range(num_heads):
-                kv_head = head // (num_heads // num_kv_heads)
-                scores = k[seen, kv_head] @ query[token, head] * options["scale"]
-                if options["soft_cap"] is not None:
-                    scores = options["soft_cap"] * (scores / options["soft_cap"]).tanh()
-                if sinks is not None:
-                    scores = torch.cat([scores, sinks[head, None].to(dtype)])
-                if len(scores):
-                    weights = scores.softmax(0)[: int(seen.sum())]
-                    out[token, head] = weights @ v[seen, kv_head]
-                    lse[token, head] = scores.logsumexp(0)
-    return out, lse
-
-
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_outputs_follow_the_definition_and_nothing_else_is_read(row, assert_accurate):
     # poison in tails and in other blocks would show, and so would a lost scale
     inputs, options = make(**row)
-    exact = attention(inputs, options, torch.float64)
-    plain = attention(inputs, options, F32)
+    exact = reference.paged_attention(**inputs, **options)
+    plain = reference.paged_attention(**inputs, **options, dtype=F32)
     out, lse = paged_attention(**inputs, **options, return_lse=True)
     assert out.dtype == inputs["query"].dtype
     assert lse.dtype == F32
@@ -182,8 +148,8 @@ def test_every_memory_order_gives_the_same_bits(order, cache_dtype, pool_of, ass
 def test_latent_attention_reads_values_from_a_slice_of_the_keys(assert_accurate):
     inputs, options = make(num_heads=6, num_kv_heads=1, head_size=96)
     inputs["value_cache"] = inputs["key_cache"][..., :64]
-    exact, _ = attention(inputs, options, torch.float64)
-    plain, _ = attention(inputs, options, F32)
+    exact, _ = reference.paged_attention(**inputs, **options)
+    plain, _ = reference.paged_attention(**inputs, **options, dtype=F32)
     assert_accurate(paged_attention(**inputs, **options), exact, plain)
 
 
@@ -204,7 +170,7 @@ def test_a_window_of_w_sees_w_tokens(seqs):
 def test_tokens_of_padding_blocks_are_not_seen(window, pool_of):
     inputs, options = make(seqs=((1, 70), (33, 70)), window=window)
     inputs["block_table"][0, 1], inputs["block_table"][1, 3] = 0, -1
-    exact, lse = attention(inputs, options, torch.float64)
+    exact, lse = reference.paged_attention(**inputs, **options)
     out = paged_attention(**inputs, **options, return_lse=True)
     torch.testing.assert_close(out[0], exact.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[1], lse.float(), rtol=1e-5, atol=1e-5)

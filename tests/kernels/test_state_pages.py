@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blockstride.kernels import StateField, copy_state, pack_state, unpack_state
+from blockstride.kernels.cache import state_reference as reference
 
 F32, BF16, F16, I8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 
@@ -40,53 +41,27 @@ def random_pages(num_blocks: int = 5) -> Tensor:
     return wide[:, None, None, :PAGE_BYTES]
 
 
-def element(page: Tensor, field: StateField, index: tuple[int, ...]) -> Tensor:
-    """One number of a field, from its bytes."""
-    size = field.dtype.itemsize
-    place = sum(i * step for i, step in zip(index, field.stride, strict=True))
-    first = field.offset_bytes + place * size
-    return page.flatten()[first : first + size].clone().view(field.dtype)[0]
-
-
 @pytest.mark.parametrize(("fields", "dtypes"), ROWS.values(), ids=ROWS.keys())
 def test_states_are_the_numbers_at_their_offsets(fields, dtypes, assert_same_bits):
     pages, indices = random_pages(), ids(3, 0, 1, -1, 3)
     states = unpack_state(pages, indices, fields, dtypes)
-    assert len(states) == len(fields)
-    for state, field, dtype in zip(
-        states, fields, dtypes or [f.dtype for f in fields], strict=True
-    ):
-        expected = torch.zeros(5, *field.shape, dtype=dtype)
-        for row, block in enumerate(indices.tolist()):
-            for index in torch.cartesian_prod(*map(torch.arange, field.shape)).view(
-                -1, len(field.shape)
-            ):
-                if block > 0:
-                    place = tuple(index.tolist())
-                    expected[row][place] = element(pages[block], field, place).to(dtype)
+    expected = reference.unpack_state(pages, indices, fields, dtypes)
+    for state, wanted in zip(states, expected, strict=True):
         assert state.is_contiguous()
-        assert_same_bits(state, expected)
+        assert_same_bits(state, wanted)
 
 
 @pytest.mark.parametrize(("fields", "dtypes"), ROWS.values(), ids=ROWS.keys())
 def test_packing_writes_those_numbers_and_no_other_byte(fields, dtypes, assert_same_bits):
     source, pages, indices = random_pages(), random_pages(), ids(4, 0, 2, -1)
     states = unpack_state(source, ids(1, 2, 3, 4), fields, dtypes)
-    before = pages.clone()
+    expected = pages.clone()
+    reference.pack_state(states, expected, indices, fields)
     pack_state(states, pages, indices, fields)
+    assert_same_bits(pages, expected)
     again = unpack_state(pages, ids(4, 2), fields, dtypes)
     for state, back in zip(states, again, strict=True):
         assert_same_bits(back, state[[0, 2]])
-    assert_same_bits(pages[[0, 1, 3]], before[[0, 1, 3]])
-    owned = torch.zeros(PAGE_BYTES, dtype=torch.bool)
-    for field in fields:
-        for index in torch.cartesian_prod(*map(torch.arange, field.shape)).view(
-            -1, len(field.shape)
-        ):
-            place = sum(i * step for i, step in zip(index.tolist(), field.stride, strict=True))
-            first = field.offset_bytes + place * field.dtype.itemsize
-            owned[first : first + field.dtype.itemsize] = True
-    assert_same_bits(pages[..., ~owned], before[..., ~owned])
 
 
 def test_the_gap_between_pages_is_never_written(assert_same_bits):
@@ -127,8 +102,9 @@ def test_a_snapshot_is_every_byte_of_a_page(assert_same_bits):
     pages = random_pages()
     wide = pages.as_strided((5, PAGE_BYTES + 32), (pages.stride(0), 1))
     expected = wide.clone()
-    expected[4, :PAGE_BYTES], expected[2, :PAGE_BYTES] = wide[1, :PAGE_BYTES], wide[3, :PAGE_BYTES]
-    copy_state(pages, ids(1, 0, 4, 3, 1), ids(4, 2, -1, 2, 0))
+    copies = ids(1, 0, 4, 3, 1), ids(4, 2, -1, 2, 0)
+    reference.copy_state(expected[:, None, None, :PAGE_BYTES], *copies)
+    copy_state(pages, *copies)
     assert_same_bits(wide, expected)
     copy_state(pages, ids(), ids())
     assert_same_bits(wide, expected)

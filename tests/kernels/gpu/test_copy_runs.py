@@ -11,6 +11,7 @@ from support.pools import GUARD, lazy_pool, memory_of
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
+from blockstride.kernels.cache import reference
 from blockstride.kernels.cache.gpu import copy_runs
 from blockstride.kernels.cache.gpu.copy_runs import PROGRAMS_PER_PROCESSOR, TILE_BYTES
 from blockstride.kernels.common.dispatch import INTERPRET
@@ -85,14 +86,13 @@ def spread(lengths: list[int], step: int) -> list[Run]:
 
 
 def expect_copied(source: Tensor, destination: Tensor, runs: list[Run]) -> None:
-    """Copy, and compare all of both storages with what a loop makes of them."""
+    """Copy, and compare all of both storages with what the reference makes of them."""
     before, whole = memory_of(source).clone(), memory_of(destination)
-    expected, read = whole.cpu().numpy().copy(), source.cpu().numpy().view(np.uint8)
-    written = expected[destination.storage_offset() :]
-    for start, into, length in runs:
-        written[into : into + length] = read[start : start + length]
+    expected = whole.clone()
+    written = expected.view(I8)[destination.storage_offset() :]
+    reference.copy_runs(source, written, *columns(runs))
     copy_runs(source, destination, *columns(runs))
-    assert np.array_equal(whole.cpu().numpy(), expected)
+    assert torch.equal(whole, expected)
     assert torch.equal(memory_of(source), before)
 
 

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pools import STRIDE_ORDERS, lazy_pool, memory_of, pool
 
+from blockstride.kernels.cache import reference
 from blockstride.kernels.cache.gpu import kv_cache_update
 from blockstride.kernels.common.dispatch import INTERPRET
 
@@ -27,20 +28,12 @@ def slots(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
 
 
-def stored(cache, new, slot_mapping):
-    """The cache after writing token by token, in float32 (poison and all)."""
-    expected = cache.float().clone()
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= SIZE:
-            expected[slot // SIZE, :, slot % SIZE] = new[token].float()
+def updated(caches, *new, **options):
+    """What both caches should hold afterwards, poison and all."""
+    expected = [cache.clone() for cache in caches]
+    key, value, slot_mapping = new
+    reference.kv_cache_update(key, value, *expected, slot_mapping, **options)
     return expected
-
-
-def quantised(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    x = x.float() / scale
-    if dtype == torch.int8:
-        return x.round().clamp(-128, 127).to(dtype)
-    return x.clamp(-448, 448).to(dtype)
 
 
 def same(actual, expected) -> bool:
@@ -53,7 +46,7 @@ def test_tokens_land_in_their_slots_in_every_stride_order(order, pad):
     key_cache, value_cache = caches(order=order, pad=pad)
     key, value = tokens(6)
     where = slots(9, 39, -1, 15, 16, 3)
-    expected = stored(key_cache, key, where), stored(value_cache, value, where)
+    expected = updated((key_cache, value_cache), key, value, where)
     kv_cache_update(key, value, key_cache, value_cache, where)
     assert same(key_cache, expected[0])
     assert same(value_cache, expected[1])
@@ -80,7 +73,7 @@ def test_strided_tokens_and_odd_sizes_are_stored(head_size):
     key, value = tokens(4, 2 * head_size, 9)
     key, value = key[..., ::2], value[..., 2:7]
     where = slots(8, 20, 33, 39)
-    expected = stored(key_cache, key, where), stored(value_cache, value, where)
+    expected = updated((key_cache, value_cache), key, value, where)
     kv_cache_update(key, value, key_cache, value_cache, where)
     assert same(key_cache, expected[0])
     assert same(value_cache, expected[1])
@@ -95,13 +88,14 @@ def test_quantised_caches_hold_the_exactly_rounded_quotient(dtype, scale):
     grid = torch.arange(-(128 * HEADS), 128 * HEADS).reshape(2, HEADS, 128) * 0.5 * unit
     key, value = grid.to(DEVICE), (grid * 7.7).to(DEVICE)
     value[0, 0, :2] = torch.tensor([1e30, -1e30])
-    scales = [None if scale is None else torch.tensor(scale, device=DEVICE)] * 2
+    scales = {}
+    if scale is not None:
+        scales = dict.fromkeys(("k_scale", "v_scale"), torch.tensor(scale, device=DEVICE))
     where = slots(9, 20)
-    kv_cache_update(key, value, key_cache, value_cache, where, k_scale=scales[0], v_scale=scales[1])
-    for cache, new in ((key_cache, key), (value_cache, value)):
-        for token, slot in enumerate(where.tolist()):
-            got = cache[slot // SIZE, :, slot % SIZE]
-            assert torch.equal(got.float(), quantised(new[token], unit, dtype).float())
+    expected = updated((key_cache, value_cache), key, value, where, **scales)
+    kv_cache_update(key, value, key_cache, value_cache, where, **scales)
+    assert same(key_cache, expected[0])
+    assert same(value_cache, expected[1])
 
 
 def test_keys_and_values_have_scales_of_their_own():
@@ -123,22 +117,12 @@ def test_keys_and_queries_turn_by_their_tokens_angles(rotary_size):
     key, value = tokens(3, dtype=torch.float32)
     query = torch.randn(3, 7, 16, device=DEVICE)
     angles = torch.randn(3, rotary_size // 2, device=DEVICE)
-    expected_query, expected_key = turned(query, angles), turned(key, angles)
-    where = slots(8, -1, 10)
-    kv_cache_update(
-        key, value, key_cache, value_cache, where, rotary=(angles.cos(), angles.sin()), query=query
-    )
-    torch.testing.assert_close(query, expected_query)
-    torch.testing.assert_close(key_cache[1, :, [0, 2]].transpose(0, 1), expected_key[[0, 2]])
-    assert torch.equal(value_cache[1, :, 2], value[2])
-
-
-def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Complex multiplication of element pairs half the rotary size apart; the rest stays."""
-    half = angles.shape[-1]
-    pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
-    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), dim=-1)
+    where, rotary, wanted = slots(8, -1, 10), (angles.cos(), angles.sin()), query.clone()
+    expected = updated((key_cache, value_cache), key, value, where, rotary=rotary, query=wanted)
+    kv_cache_update(key, value, key_cache, value_cache, where, rotary=rotary, query=query)
+    torch.testing.assert_close(query, wanted)
+    torch.testing.assert_close(key_cache, expected[0], equal_nan=True)
+    assert same(value_cache, expected[1])
 
 
 def test_only_the_tails_of_fresh_blocks_are_zeroed():
@@ -146,10 +130,8 @@ def test_only_the_tails_of_fresh_blocks_are_zeroed():
     # one sequence goes on in block 1, one goes on and begins block 2, two more begin 3 and fill 4
     where = slots(11, 12, 15, 16, 17, 18, 24, -1, *range(32, 40))
     key, value = tokens(where.shape[0])
-    expected = stored(key_cache, key, where), stored(value_cache, value, where)
-    for wanted in expected:
-        wanted[2, :, 3:] = 0
-        wanted[3, :, 1:] = 0
+    expected = updated((key_cache, value_cache), key, value, where, zero_tail=True)
+    assert (expected[0][[2, 3], :, 3:] == 0).all()
     kv_cache_update(key, value, key_cache, value_cache, where, zero_tail=True)
     assert same(key_cache, expected[0])
     assert same(value_cache, expected[1])
@@ -177,7 +159,7 @@ def test_any_set_of_slots_is_written_and_nothing_valid_is_lost(where, order, zer
     key_cache, value_cache = caches(4, 4, order=order)
     key, value = tokens(len(where), 4, 4)
     mapping = slots(*where)
-    expected = stored(key_cache, key, mapping)
+    expected, _ = updated((key_cache, value_cache), key, value, mapping)
     kv_cache_update(key, value, key_cache, value_cache, mapping, zero_tail=zero_tail)
     was_zeroed = (key_cache == 0) & expected.isnan()
     assert zero_tail or not was_zeroed.any()

@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import oracles
 from support.budget import assert_within_budget
 from support.pools import STRIDE_ORDERS, Batch, batch, lazy_pool, memory_of
 
+from blockstride.kernels.attention import reference
 from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
 from blockstride.kernels.attention.gpu import tile as attention_tile
 from blockstride.kernels.common.dispatch import INTERPRET
@@ -29,8 +29,8 @@ def check(b: Batch, *, processors=None, **options) -> None:
     """Hold output and denominators to the budget of the query's dtype."""
     out, lse = attend(b, processors=processors, **options)
     scale = b.query.shape[-1] ** -0.5
-    exact, exact_lse = oracles.attention(*b.arguments, scale=scale, **options)
-    plain, _ = oracles.attention(*b.arguments, scale=scale, dtype=b.query.dtype, **options)
+    exact, exact_lse = reference.paged_attention(*b.arguments, scale=scale, **options)
+    plain, _ = reference.paged_attention(*b.arguments, scale=scale, dtype=b.query.dtype, **options)
     assert_within_budget(out, exact, plain)
     tolerance = 64 * torch.finfo(b.query.dtype).eps
     torch.testing.assert_close(lse.double(), exact_lse, rtol=tolerance, atol=tolerance)
@@ -156,13 +156,15 @@ def test_long_prompts_are_shared_with_the_specialised_kernel(context, monkeypatc
     assert lists[-1].tile.specialised_tokens == 128
     assert 0 < (slots == -1).sum() < len(slots)
     out = paged_attention(*b.arguments, scale=0.2, schedule=lists)
-    exact, _ = oracles.attention(*b.arguments, scale=0.2)
-    plain, _ = oracles.attention(*b.arguments, scale=0.2, dtype=torch.bfloat16)
+    exact, _ = reference.paged_attention(*b.arguments, scale=0.2)
+    plain, _ = reference.paged_attention(*b.arguments, scale=0.2, dtype=torch.bfloat16)
     assert_within_budget(out, exact, plain)
     # options that it has no form for leave all to the other kernel
     capped = paged_attention(*b.arguments, scale=0.2, soft_cap=4.0, schedule=lists)
-    exact, _ = oracles.attention(*b.arguments, scale=0.2, soft_cap=4.0)
-    plain, _ = oracles.attention(*b.arguments, scale=0.2, soft_cap=4.0, dtype=torch.bfloat16)
+    exact, _ = reference.paged_attention(*b.arguments, scale=0.2, soft_cap=4.0)
+    plain, _ = reference.paged_attention(
+        *b.arguments, scale=0.2, soft_cap=4.0, dtype=torch.bfloat16
+    )
     assert_within_budget(capped, exact, plain)
 
 

@@ -6,7 +6,7 @@ from support.pools import STRIDE_ORDERS, lazy_pool, memory_of, pool
 from torch import Tensor
 
 from blockstride.kernels import StateField
-from blockstride.kernels.cache.cpu import state_pages as twin
+from blockstride.kernels.cache import state_reference as reference
 from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
 from blockstride.kernels.common.dispatch import INTERPRET
 
@@ -55,35 +55,27 @@ def pages_of(order: str = "LBHNC", pad: int = 64, page_bytes: int = PAGE_BYTES) 
     return layer
 
 
-def expected_of(pages: Tensor, indices: Tensor, fields, dtypes) -> tuple[Tensor, ...]:
-    """The states by the program for CPUs, which shares no index arithmetic with the kernel."""
-    dtypes = dtypes or [field.dtype for field in fields]
-    with torch.device("cpu"):
-        return twin.unpack_state(pages.cpu(), indices.cpu(), fields, dtypes)
-
-
 @pytest.mark.parametrize(("fields", "dtypes"), ROWS.values(), ids=ROWS.keys())
 def test_states_come_out_of_their_pages_dense_and_cast(fields, dtypes, assert_same_bits):
     pages, indices = pages_of(), ids(3, 0, 1, -1, 5)
     before = memory_of(pages).clone()
-    wanted = dtypes or [field.dtype for field in fields]
-    states = unpack_state(pages, indices, fields, wanted)
-    for state, expected in zip(states, expected_of(pages, indices, fields, dtypes), strict=True):
+    states = unpack_state(pages, indices, fields, dtypes or [field.dtype for field in fields])
+    expected = reference.unpack_state(pages, indices, fields, dtypes)
+    for state, wanted in zip(states, expected, strict=True):
         assert state.is_contiguous()
-        assert_same_bits(state.cpu(), expected)
+        assert_same_bits(state, wanted)
     assert torch.equal(memory_of(pages), before)
 
 
 @pytest.mark.parametrize(("fields", "dtypes"), ROWS.values(), ids=ROWS.keys())
 def test_packing_writes_the_fields_and_no_other_byte(fields, dtypes):
     source, pages, indices = pages_of(), pages_of(), ids(4, 0, 2, -1)
-    wanted = dtypes or [field.dtype for field in fields]
-    states = [s.to(DEVICE) for s in expected_of(source, ids(1, 2, 3, 4), fields, wanted)]
-    expected = pages.cpu().clone()
-    twin.pack_state([s.cpu() for s in states], expected, indices.cpu(), fields)
+    states = reference.unpack_state(source, ids(1, 2, 3, 4), fields, dtypes)
+    expected = pages.clone()
+    reference.pack_state(states, expected, indices, fields)
     before = memory_of(pages).clone()
     pack_state(states, pages, indices, fields)
-    assert torch.equal(pages.cpu(), expected)
+    assert torch.equal(pages, expected)
     # nothing outside the layer's pages changed either
     pages.zero_()
     actual = memory_of(pages).clone()
@@ -133,10 +125,10 @@ def test_axes_wider_than_a_tile_move_whole(assert_same_bits):
 @pytest.mark.parametrize("order", STRIDE_ORDERS)
 def test_a_snapshot_is_every_byte_of_a_page(order, page_bytes):
     pages = pages_of(order, pad=4, page_bytes=page_bytes)
-    expected = pages.clone()
-    expected[4], expected[2] = expected[1].clone(), expected[5].clone()
-    before = memory_of(pages).clone()
-    copy_state(pages, ids(1, 0, 3, 5, -1), ids(4, 3, 0, 2, -1))
+    expected, before = pages.clone(), memory_of(pages).clone()
+    copies = ids(1, 0, 3, 5, -1), ids(4, 3, 0, 2, -1)
+    reference.copy_state(expected, *copies)
+    copy_state(pages, *copies)
     assert torch.equal(pages, expected)
     pages.zero_()
     actual = memory_of(pages).clone()
