@@ -13,7 +13,7 @@ layers of one shape share it. Source of the idea: FlashAttention-3's and FlashIn
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Num
+from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,6 +24,7 @@ from blockstride.kernels.attention.gpu.tile import (
     padded_size,
     specialise,
 )
+from blockstride.kernels.attention.gpu.work_item import NO_SLOT, WorkItem
 from blockstride.kernels.common.gpu.launching import count_processors, next_power_of_2
 
 # programs that a processor should get before ranges grow longer. Every compiler leaves room for as
@@ -41,12 +42,9 @@ SPECIALISED_TOKENS = 512
 class WorkList(NamedTuple):
     """Items of one shape, a row each, and scratch for the partial results of what is split.
 
-    An item names its sequence (-1: no work), its first query token, where its range of positions
-    begins, where the part that every row sees whole begins and ends, where the range ends, the
-    slot of its partial result (-1: none, and the warp-specialised kernel may take it), and the
-    number of splits of its row tile (0 in all but the first). Rows that no sequence has are one
-    more sequence of the lengths, which sees nothing. The layers of a step share the scratch, so
-    calls with one schedule belong on one stream.
+    The columns of an item are those of `WorkItem`. Rows that no sequence has are one more sequence
+    of the lengths, which sees nothing. The layers of a step share the scratch, so calls with one
+    schedule belong on one stream.
     """
 
     items: Int32[Tensor, "num_items 8"]
@@ -58,12 +56,12 @@ class WorkList(NamedTuple):
 
 
 def attention_schedule(
-    query: Float[Tensor, "num_tokens num_heads head_size"],
-    key_cache: Num[Tensor, "num_blocks num_kv_heads block_size head_size"],
-    value_cache: Num[Tensor, "num_blocks num_kv_heads block_size value_size"],
-    block_table: Int32[Tensor, "num_seqs max_blocks"],
-    seq_lens: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
     *,
     window: int | None = None,
     max_query_len: int | None = None,
@@ -74,15 +72,14 @@ def attention_schedule(
     Tokens past the end of the block table are those of missing blocks: nothing beyond it is read.
 
     Args:
-        query: Read for its shape, dtype and device only, like the caches.
+        query: As in the public function, as are the others.
         key_cache: Pool of keys.
         value_cache: Pool of values.
         block_table: Blocks of each sequence.
-        seq_lens: Tokens of each sequence, new ones included.
+        seq_lens: Tokens of each sequence.
         query_start_loc: Prefix sum of the query lengths.
-        window: As in the call.
-        max_query_len: An upper bound of the query lengths, in tokens. A caller who knows that all
-            are short saves a launch; queries that are longer take more of the short tiles.
+        window: Tokens that a query sees.
+        max_query_len: Queries that are longer after all take more of the short tiles.
         num_processors: Multiprocessors to keep busy; those of the device if not given, and 1 on a
             CPU.
 
@@ -188,20 +185,17 @@ def _items(
     range_end = torch.minimum(range_begin + chunk * step, end[parent])
     range_end = torch.maximum(range_end, range_begin)
     slots = splits * (splits > 1)
-    items = torch.stack(
-        (
-            torch.where(exists, sequence[parent], -1),
-            rank[parent] * rows,
-            range_begin,
-            full_begin[parent].clamp(range_begin, range_end),
-            full_end[parent].clamp(range_begin, range_end),
-            range_end,
-            torch.where(is_whole, -1, slots.cumsum(0) - slots)[parent] + split,
-            splits[parent] * (split == 0),
-        ),
-        dim=1,
+    columns = WorkItem(
+        sequence=torch.where(exists, sequence[parent], -1),
+        first_token=rank[parent] * rows,
+        begin=range_begin,
+        full_begin=full_begin[parent].clamp(range_begin, range_end),
+        full_end=full_end[parent].clamp(range_begin, range_end),
+        end=range_end,
+        slot=torch.where(is_whole, NO_SLOT.value, slots.cumsum(0) - slots)[parent] + split,
+        num_splits=splits[parent] * (split == 0),
     )
-    return items.int()
+    return torch.stack(columns, dim=1).int()
 
 
 def _expand(counts: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:

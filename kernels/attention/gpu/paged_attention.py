@@ -3,14 +3,13 @@
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32, Num
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blockstride.checks import checks_are_full
 from blockstride.kernels.attention.gpu.attention_kernel import attention_kernel
 from blockstride.kernels.attention.gpu.attention_schedule import WorkList, attention_schedule
-from blockstride.kernels.attention.gpu.rows import reduce_kernel
+from blockstride.kernels.attention.gpu.result_rows import reduce_kernel
 from blockstride.kernels.attention.gpu.specialised import specialised_kernel
 from blockstride.kernels.attention.gpu.tile import fits_descriptor, padded_size
 from blockstride.kernels.common.gpu.launching import assertions, dense, dense_rows, index_dtype
@@ -20,48 +19,27 @@ REDUCE_ROWS = 16
 
 
 def paged_attention(
-    query: Float[Tensor, "num_tokens num_heads head_size"],
-    key_cache: Num[Tensor, "num_blocks num_kv_heads block_size head_size"],
-    value_cache: Num[Tensor, "num_blocks num_kv_heads block_size value_size"],
-    block_table: Int32[Tensor, "num_seqs max_blocks"],
-    seq_lens: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
     *,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
-    sinks: Float[Tensor, " num_heads"] | None = None,
-    k_scale: Float[Tensor, ""] | None = None,
-    v_scale: Float[Tensor, ""] | None = None,
-    out: Float[Tensor, "num_tokens num_heads value_size"] | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
     return_lse: bool = False,
     schedule: tuple[WorkList, ...] | None = None,
-) -> (
-    Float[Tensor, "num_tokens num_heads value_size"]
-    | tuple[Float[Tensor, "num_tokens num_heads value_size"], Float[Tensor, "num_tokens num_heads"]]
-):
-    """See `blockstride.kernels.paged_attention`, which validates.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `blockstride.kernels.paged_attention`, which validates. Lengths are those of a schedule.
 
     Products are formed in the dtype that query and cache share, of a quantised cache in float16 (a
     bfloat16 query must stay below 65504), and in float32 if they share none.
-
-    Args:
-        query: Queries of the new tokens.
-        key_cache: Pool of keys, only read.
-        value_cache: Pool of values, only read.
-        block_table: Blocks of each sequence.
-        seq_lens: Tokens of each sequence, new ones included.
-        query_start_loc: Prefix sum of the query lengths.
-        scale: Factor of the scores.
-        window: Tokens that a query sees, itself included.
-        soft_cap: Bound of the scores.
-        sinks: Logit of each head that joins the softmax.
-        k_scale: Scale of the keys of a quantised cache.
-        v_scale: Scale of its values.
-        out: Where the result goes.
-        return_lse: Whether to return the logarithms of the denominators too.
-        schedule: What `attention_schedule` planned for these arguments; planned here if not given.
-            Its lengths are what is read.
     """
     num_tokens, num_heads, _ = query.shape
     value_size = value_cache.shape[-1]

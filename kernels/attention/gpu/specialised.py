@@ -5,8 +5,8 @@ all memory goes through descriptors and the compiler gives loads and products to
 the softmax of one group overlaps the products of the other. The compiler does that for a narrow
 form of code only: one loop, no branch in it, no early return, no pointers. Hence every tile is
 masked by position, and this kernel takes only row tiles whose cache is whole: no unwritten end of a
-block, no missing block, no window. The work list marks them by slot -1; `attention_kernel` does the
-others from the same list.
+block, no missing block, no window. The work list marks them by `NO_SLOT`; `attention_kernel` does
+the others from the same list.
 
 Bytes per token of context and query head: one key and one value, mostly from L2. Source: Shah et
 al., "FlashAttention-3", section 3.1; Triton's warp-specialised attention tutorial.
@@ -15,7 +15,15 @@ al., "FlashAttention-3", section 3.1; Triton's warp-specialised attention tutori
 import triton
 import triton.language as tl
 
-from blockstride.kernels.attention.gpu.rows import ITEM_SIZE, LOG2_E, LOWEST
+from blockstride.kernels.attention.gpu.online_softmax import LOG2_E, LOWEST
+from blockstride.kernels.attention.gpu.work_item import (
+    END,
+    FIRST_TOKEN,
+    ITEM_SIZE,
+    NO_SLOT,
+    SEQUENCE,
+    SLOT,
+)
 
 
 @triton.jit(do_not_specialize=["stride_table"])
@@ -47,8 +55,8 @@ def specialised_kernel(
     """One item of the work list for one query head, as the head of this file tells."""
     head = tl.program_id(0) % NUM_HEADS
     item_ptr = items_ptr + tl.program_id(0) // NUM_HEADS * ITEM_SIZE
-    sequence = tl.load(item_ptr)
-    is_mine = (sequence >= 0) & (tl.load(item_ptr + 6) == -1)
+    sequence = tl.load(item_ptr + SEQUENCE)
+    is_mine = (sequence >= 0) & (tl.load(item_ptr + SLOT) == NO_SLOT)
     sequence = tl.where(is_mine, sequence, 0)
     query_start = tl.load(query_start_loc_ptr + sequence)
     query_len = tl.load(query_start_loc_ptr + sequence + 1) - query_start
@@ -56,8 +64,8 @@ def specialised_kernel(
     # rows past the end of the query are read as zeros and not written: so is a tile of another
     # kernel
     num_rows = tl.maximum(query_len, 1)
-    first = tl.where(is_mine, tl.load(item_ptr + 1), num_rows)
-    end = tl.where(is_mine, tl.load(item_ptr + 5), 0)
+    first = tl.where(is_mine, tl.load(item_ptr + FIRST_TOKEN), num_rows)
+    end = tl.where(is_mine, tl.load(item_ptr + END), 0)
 
     query_rows = tl.make_tensor_descriptor(
         query_ptr

@@ -16,7 +16,6 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.launching import (
@@ -38,6 +37,30 @@ def saturating_cast(x, dtype: tl.constexpr):
     if dtype == tl.float8e4nv and x.dtype != tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
+
+
+@triton.jit
+def recut(
+    source_blocks_ptr, index, token, mask,
+    SOURCE_BLOCK_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_SOURCE_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Block and offset in the source of the tokens of a block of another size, and which exist."""
+    stream = index.to(tl.int64) * BLOCK_SIZE + token
+    entry = source_blocks_ptr + stream // SOURCE_BLOCK_SIZE
+    blocks = tl.load(entry, mask=mask, other=0).to(tl.int64)
+    if NUM_SOURCE_BLOCKS is not None:
+        tl.device_assert(blocks < NUM_SOURCE_BLOCKS, "source_blocks: past the pool")
+    return blocks, (stream % SOURCE_BLOCK_SIZE).to(tl.int32), mask & (blocks > 0)
+
+
+@triton.jit
+def places(
+    head, token, offs_c, stride_head: tl.constexpr, stride_token: tl.constexpr,
+    stride_content: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """Where the elements of a tile lie in their blocks."""
+    rows = head.to(INDEX) * stride_head + token.to(INDEX) * stride_token
+    return rows[:, None] + offs_c[None, :] * stride_content  # [BLOCK_R, BLOCK_C]
 
 
 @triton.jit
@@ -99,42 +122,35 @@ def block_copy_kernel(
     else:
         if destination_block <= 0:
             return
-        stream = index.to(tl.int64) * DESTINATION_BLOCK_SIZE + token
-        source_token = (stream % SOURCE_BLOCK_SIZE).to(tl.int32)
-        entry = source_blocks_ptr + stream // SOURCE_BLOCK_SIZE
-        source_blocks = tl.load(entry, mask=mask_r, other=0).to(tl.int64)
-        if NUM_SOURCE_BLOCKS is not None:
-            tl.device_assert(source_blocks < NUM_SOURCE_BLOCKS, "source_blocks: past the pool")
-        mask_r &= source_blocks > 0
+        source_blocks, source_token, mask_r = recut(
+            source_blocks_ptr, index, token, mask_r,
+            SOURCE_BLOCK_SIZE, DESTINATION_BLOCK_SIZE, NUM_SOURCE_BLOCKS,
+        )  # fmt: skip
         source_rows = (source_blocks * stride_source_block)[:, None]
     mask = mask_r[:, None] & (offs_c < CONTENT)[None, :]
-    source_inner = (
-        head.to(INDEX) * stride_source_head + source_token.to(INDEX) * stride_source_token
-    )
-    destination_inner = head.to(INDEX) * stride_destination_head
-    destination_inner += token.to(INDEX) * stride_destination_token
-
     source_ptr += source_rows
-    x = tl.load(
-        source_ptr + (source_inner[:, None] + offs_c[None, :] * stride_source_content), mask=mask
-    )  # [BLOCK_R, BLOCK_C]
+    inner = places(
+        head, source_token, offs_c,
+        stride_source_head, stride_source_token, stride_source_content, INDEX,
+    )  # fmt: skip
+    x = tl.load(source_ptr + inner, mask=mask)
     if IN_PLACE:
         # a row is written where another thread has yet to read
         tl.debug_barrier()
     destination_ptr += destination_block * stride_destination_block
-    tl.store(
-        destination_ptr
-        + (destination_inner[:, None] + offs_c[None, :] * stride_destination_content),
-        saturating_cast(x, destination_ptr.dtype.element_ty),
-        mask=mask,
-    )
+    inner = places(
+        head, token, offs_c,
+        stride_destination_head, stride_destination_token, stride_destination_content, INDEX,
+    )  # fmt: skip
+    x = saturating_cast(x, destination_ptr.dtype.element_ty)
+    tl.store(destination_ptr + inner, x, mask=mask)
 
 
 def block_copy(
-    source: Num[Tensor, "num_layers num_source_blocks num_heads source_block_size content"],
-    destination: Num[Tensor, "num_layers num_blocks num_heads block_size content"],
-    source_blocks: Int32[Tensor, " num_reads"],
-    destination_blocks: Int32[Tensor, " num_writes"],
+    source: Tensor,
+    destination: Tensor,
+    source_blocks: Tensor,
+    destination_blocks: Tensor,
 ) -> None:
     """See `blockstride.kernels.block_copy`, which validates.
 

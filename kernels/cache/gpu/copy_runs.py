@@ -12,7 +12,6 @@ Each byte is read once and written once, and 32 bytes of a run's place, length a
 
 import triton
 import triton.language as tl
-from jaxtyping import Int8, Int64
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.launching import count_processors, dense
@@ -100,11 +99,11 @@ def copy_runs_kernel(
 
 
 def copy_runs(
-    source: Int8[Tensor, " source_bytes"],
-    destination: Int8[Tensor, " destination_bytes"],
-    source_starts: Int64[Tensor, " num_runs"],
-    destination_starts: Int64[Tensor, " num_runs"],
-    lengths: Int64[Tensor, " num_runs"],
+    source: Tensor,
+    destination: Tensor,
+    source_starts: Tensor,
+    destination_starts: Tensor,
+    lengths: Tensor,
 ) -> None:
     """See `blockstride.kernels.copy_runs`, which validates."""
     num_runs = lengths.shape[0]

@@ -9,7 +9,6 @@ fused rope and cache write.
 
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int64, Num
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.launching import (
@@ -46,7 +45,7 @@ def quantised(x, scale_ptr, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_rotated(heads_ptr, offs_d, mask, stride_dim, cos_ptr, sin_ptr, ROTARY_SIZE: tl.constexpr):
+def load_heads(heads_ptr, offs_d, mask, stride_dim, cos_ptr, sin_ptr, ROTARY_SIZE: tl.constexpr):
     """A token's heads; of each the first `ROTARY_SIZE` elements turn, in pairs half that apart."""
     x = tl.load(heads_ptr + offs_d[None, :] * stride_dim, mask=mask, other=0.0)
     if ROTARY_SIZE > 0:
@@ -72,7 +71,7 @@ def rotate_query(
     if NUM_HEADS > 0:
         mask = (heads < NUM_HEADS)[:, None] & (offs_d < HEAD_SIZE)[None, :]
         heads_ptr = query_ptr + offset + (heads.to(tl.int64) * stride_head)[:, None]
-        x = load_rotated(heads_ptr, offs_d, mask, stride_dim, cos_ptr, sin_ptr, ROTARY_SIZE)
+        x = load_heads(heads_ptr, offs_d, mask, stride_dim, cos_ptr, sin_ptr, ROTARY_SIZE)
         # an element is read by the thread of its partner as well
         tl.debug_barrier()
         x = x.to(query_ptr.dtype.element_ty)
@@ -100,55 +99,37 @@ def zero_tail(
             tl.store(rows_ptr, zeros, mask=mask)
 
 
+@triton.jit
+def slot_rows(
+    cache_ptr, block, offset, offs_h, offs_d, stride_block, stride_head: tl.constexpr,
+    stride_token: tl.constexpr, stride_dim: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """Where the heads of a slot lie."""
+    cache_ptr += block * stride_block + offset * stride_token
+    inner = offs_h.to(INDEX)[:, None] * stride_head
+    return cache_ptr + (inner + offs_d.to(INDEX)[None, :] * stride_dim)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def kv_cache_update_kernel(
-    key_ptr,
-    value_ptr,
-    key_cache_ptr,
-    value_cache_ptr,
-    slot_mapping_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    query_ptr,
-    cos_ptr,
-    sin_ptr,
+    key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, k_scale_ptr, v_scale_ptr,
+    query_ptr, cos_ptr, sin_ptr,
     # sizes
     num_tokens,
     # strides, in elements
-    stride_key_token,
-    stride_key_head,
-    stride_key_dim,
-    stride_value_token,
-    stride_value_head,
-    stride_value_dim,
-    stride_key_cache_block,
-    stride_key_cache_head: tl.constexpr,
-    stride_key_cache_token: tl.constexpr,
-    stride_key_cache_dim: tl.constexpr,
-    stride_value_cache_block,
-    stride_value_cache_head: tl.constexpr,
-    stride_value_cache_token: tl.constexpr,
-    stride_value_cache_dim: tl.constexpr,
-    stride_query_token,
-    stride_query_head,
-    stride_query_dim,
-    stride_cos_token,
-    stride_sin_token,
+    stride_key_token, stride_key_head, stride_key_dim,
+    stride_value_token, stride_value_head, stride_value_dim,
+    stride_key_cache_block, stride_key_cache_head: tl.constexpr,
+    stride_key_cache_token: tl.constexpr, stride_key_cache_dim: tl.constexpr,
+    stride_value_cache_block, stride_value_cache_head: tl.constexpr,
+    stride_value_cache_token: tl.constexpr, stride_value_cache_dim: tl.constexpr,
+    stride_query_token, stride_query_head, stride_query_dim, stride_cos_token, stride_sin_token,
     # meta-parameters
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    KV_BLOCK_SIZE: tl.constexpr,
-    ROTARY_SIZE: tl.constexpr,
-    ZERO_TAIL: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    INDEX: tl.constexpr,
-    NEW_INDEX: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, KV_BLOCK_SIZE: tl.constexpr, ROTARY_SIZE: tl.constexpr,
+    ZERO_TAIL: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    INDEX: tl.constexpr, NEW_INDEX: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """One token: its key and value (program 0 of the token) or some of its query heads."""
     # one axis, of which alone a grid may have more than 65,535
     programs: tl.constexpr = 1 + (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
@@ -179,27 +160,21 @@ def kv_cache_update_kernel(
     offs_v = tl.arange(0, BLOCK_V).to(NEW_INDEX)
     mask_k = (offs_h < NUM_KV_HEADS)[:, None] & (offs_d < HEAD_SIZE)[None, :]
     mask_v = (offs_h < NUM_KV_HEADS)[:, None] & (offs_v < VALUE_SIZE)[None, :]
-
-    heads_ptr = key_ptr + wide_token * stride_key_token + head * stride_key_head
-    key = load_rotated(heads_ptr, offs_d, mask_k, stride_key_dim, cos_ptr, sin_ptr, ROTARY_SIZE)
-    value = tl.load(
-        value_ptr
-        + wide_token * stride_value_token
-        + head * stride_value_head
-        + offs_v[None, :] * stride_value_dim,
-        mask=mask_v,
-        other=0.0,
-    )
-    key_cache_ptr += block * stride_key_cache_block + offset * stride_key_cache_token
-    value_cache_ptr += block * stride_value_cache_block + offset * stride_value_cache_token
-    inner = offs_h.to(INDEX)[:, None] * stride_key_cache_head
-    key_rows = key_cache_ptr + (inner + offs_d.to(INDEX)[None, :] * stride_key_cache_dim)
-    inner = offs_h.to(INDEX)[:, None] * stride_value_cache_head
-    value_rows = value_cache_ptr + (inner + offs_v.to(INDEX)[None, :] * stride_value_cache_dim)
+    key_ptr += wide_token * stride_key_token + head * stride_key_head
+    value_ptr += wide_token * stride_value_token + head * stride_value_head
+    key = load_heads(key_ptr, offs_d, mask_k, stride_key_dim, cos_ptr, sin_ptr, ROTARY_SIZE)
+    value = load_heads(value_ptr, offs_v, mask_v, stride_value_dim, None, None, 0)
+    key_rows = slot_rows(
+        key_cache_ptr, block, offset, offs_h, offs_d, stride_key_cache_block,
+        stride_key_cache_head, stride_key_cache_token, stride_key_cache_dim, INDEX,
+    )  # fmt: skip
+    value_rows = slot_rows(
+        value_cache_ptr, block, offset, offs_h, offs_v, stride_value_cache_block,
+        stride_value_cache_head, stride_value_cache_token, stride_value_cache_dim, INDEX,
+    )  # fmt: skip
     tl.store(key_rows, quantised(key, k_scale_ptr, key_cache_ptr.dtype.element_ty), mask=mask_k)
-    tl.store(
-        value_rows, quantised(value, v_scale_ptr, value_cache_ptr.dtype.element_ty), mask=mask_v
-    )
+    value = quantised(value, v_scale_ptr, value_cache_ptr.dtype.element_ty)
+    tl.store(value_rows, value, mask=mask_v)
     if ZERO_TAIL:
         zero_tail(
             slot_mapping_ptr, token, slot, num_tokens,
@@ -212,34 +187,19 @@ def kv_cache_update_kernel(
 
 
 def kv_cache_update(
-    key: Float[Tensor, "num_tokens num_kv_heads head_size"],
-    value: Float[Tensor, "num_tokens num_kv_heads value_size"],
-    key_cache: Num[Tensor, "num_blocks num_kv_heads block_size head_size"],
-    value_cache: Num[Tensor, "num_blocks num_kv_heads block_size value_size"],
-    slot_mapping: Int64[Tensor, " num_tokens"],
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
     *,
-    k_scale: Float[Tensor, ""] | None = None,
-    v_scale: Float[Tensor, ""] | None = None,
-    rotary: tuple[Float[Tensor, "num_tokens half"], Float[Tensor, "num_tokens half"]] | None = None,
-    query: Float[Tensor, "num_tokens num_heads head_size"] | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    query: Tensor | None = None,
     zero_tail: bool = False,
 ) -> None:
-    """See `blockstride.kernels.kv_cache_update`, which validates.
-
-    Args:
-        key: New keys.
-        value: New values.
-        key_cache: Pool of keys, written in place.
-        value_cache: Pool of values, written in place.
-        slot_mapping: Slot of each token.
-        k_scale: Scale of the keys of a quantised cache.
-        v_scale: Scale of its values.
-        rotary: Cosine and sine of each token's angles. Element `i` of the first `2 * half` turns
-            with element `i + half`. Keys are rotated on their way into the cache, in float32.
-        query: If given with `rotary`, rotated in place.
-        zero_tail: Whether to zero the rest of each block that this step began: the kernels that
-            load whole blocks by descriptor then never meet what an earlier owner left.
-    """
+    """See `blockstride.kernels.kv_cache_update`, which validates."""
     num_tokens, num_kv_heads, head_size = key.shape
     if num_tokens == 0:
         return

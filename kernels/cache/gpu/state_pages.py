@@ -12,7 +12,6 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Int8, Int32, Num
 from torch import Tensor
 
 from blockstride.kernels.cache.state_field import StateField
@@ -93,11 +92,11 @@ def state_move_kernel(
 
 
 def unpack_state(
-    pages: Int8[Tensor, "num_blocks 1 1 page_bytes"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    pages: Tensor,
+    state_indices: Tensor,
     fields: Sequence[StateField],
     dtypes: Sequence[torch.dtype],
-) -> tuple[Num[Tensor, "num_seqs ..."], ...]:
+) -> tuple[Tensor, ...]:
     """See `blockstride.kernels.unpack_state`, which validates."""
     states = []
     for field, dtype in zip(fields, dtypes, strict=True):
@@ -109,9 +108,9 @@ def unpack_state(
 
 
 def pack_state(
-    states: Sequence[Num[Tensor, "num_seqs ..."]],
-    pages: Int8[Tensor, "num_blocks 1 1 page_bytes"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    states: Sequence[Tensor],
+    pages: Tensor,
+    state_indices: Tensor,
     fields: Sequence[StateField],
 ) -> None:
     """See `blockstride.kernels.pack_state`, which validates."""
@@ -120,9 +119,9 @@ def pack_state(
 
 
 def copy_state(
-    pages: Int8[Tensor, "num_blocks 1 1 page_bytes"],
-    source_indices: Int32[Tensor, " num_copies"],
-    destination_indices: Int32[Tensor, " num_copies"],
+    pages: Tensor,
+    source_indices: Tensor,
+    destination_indices: Tensor,
 ) -> None:
     """See `blockstride.kernels.copy_state`, which validates."""
     rows = pages.as_strided((pages.shape[0], pages.shape[3]), (pages.stride(0), 1))

@@ -8,6 +8,7 @@ from support.pools import STRIDE_ORDERS, Batch, batch, lazy_pool, memory_of
 from blockstride.kernels.attention import reference
 from blockstride.kernels.attention.gpu import attention_schedule, paged_attention
 from blockstride.kernels.attention.gpu import tile as attention_tile
+from blockstride.kernels.attention.gpu.work_item import NO_SLOT, WorkItem
 from blockstride.kernels.common.dispatch import INTERPRET
 
 # decode steps, a chunk with context and an empty sequence in one batch
@@ -152,9 +153,10 @@ def test_long_prompts_are_shared_with_the_specialised_kernel(context, monkeypatc
     monkeypatch.setattr(attention_tile, "_target", lambda device: ("cuda", 90))
     b = batch([(520, context), (3, 40)], block_size=128, num_heads=2, num_kv_heads=1)
     lists = attention_schedule(*b.arguments, max_query_len=520)
-    slots = lists[-1].items[lists[-1].items[:, 0] == 0, 6]
+    columns = WorkItem(*lists[-1].items.unbind(1))
+    slots = columns.slot[columns.sequence == 0]
     assert lists[-1].tile.specialised_tokens == 128
-    assert 0 < (slots == -1).sum() < len(slots)
+    assert 0 < (slots == NO_SLOT.value).sum() < len(slots)
     out = paged_attention(*b.arguments, scale=0.2, schedule=lists)
     exact, _ = reference.paged_attention(*b.arguments, scale=0.2)
     plain, _ = reference.paged_attention(*b.arguments, scale=0.2, dtype=torch.bfloat16)

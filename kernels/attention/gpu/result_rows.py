@@ -1,9 +1,8 @@
-"""An attention program's query rows, and the end of their softmax, whole or added up from splits.
+"""The end of an attention program's softmax, whole or added up from splits.
 
-A program's rows are (query token, query head) pairs that share a key-value head. Where the work
-list gave a row tile's cache to one program, that program divides and stores; where it was split,
-each program leaves its weighted values, maximum and sum in its slot, and one program of
-`reduce_kernel` adds up the slots of the row tile in their order, so the result never depends on
+Where the work list gave a row tile's cache to one program, that program divides and stores; where
+it was split, each program leaves its weighted values, maximum and sum in its slot, and one program
+of `reduce_kernel` adds up the slots of the row tile in their order, so the result never depends on
 which finished first. Bytes per split row: one accumulator in float32, written and read once.
 
 Source: Dao et al., "Flash-Decoding for long-context inference".
@@ -12,26 +11,9 @@ Source: Dao et al., "Flash-Decoding for long-context inference".
 import triton
 import triton.language as tl
 
-# finite, so that a row which has seen nothing yet subtracts it from minus infinity without a NaN
-LOWEST: tl.constexpr = tl.constexpr(-1e30)
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-ITEM_SIZE: tl.constexpr = tl.constexpr(8)
-
-
-@triton.jit
-def query_rows(
-    item_ptr, query_start_loc_ptr, pid_h, offs_m,
-    GROUP: tl.constexpr, HEADS_PER_TILE: tl.constexpr, TOKENS_PER_TILE: tl.constexpr,
-):  # fmt: skip
-    """Each row's token in the step, offset in its query, head, and whether it exists."""
-    tiles_h: tl.constexpr = (GROUP + HEADS_PER_TILE - 1) // HEADS_PER_TILE
-    sequence = tl.load(item_ptr)
-    query_start = tl.load(query_start_loc_ptr + sequence)
-    query_len = tl.load(query_start_loc_ptr + sequence + 1) - query_start
-    offset = tl.load(item_ptr + 1) + offs_m // HEADS_PER_TILE
-    in_group = pid_h % tiles_h * HEADS_PER_TILE + offs_m % HEADS_PER_TILE
-    exists = (offs_m < TOKENS_PER_TILE * HEADS_PER_TILE) & (in_group < GROUP) & (offset < query_len)
-    return query_start + offset, offset, pid_h // tiles_h * GROUP + in_group, exists
+from blockstride.kernels.attention.gpu.online_softmax import LOG2_E, LOWEST
+from blockstride.kernels.attention.gpu.query_rows import query_rows
+from blockstride.kernels.attention.gpu.work_item import ITEM_SIZE, NUM_SPLITS, SLOT
 
 
 @triton.jit
@@ -71,6 +53,14 @@ def store_rows(
 
 
 @triton.jit
+def store_partial(partial_acc_ptr, partial_stats_ptr, rows, row_max, row_sum, acc, offs_v):
+    """Leave the rows of a split to be added up."""
+    tl.store(partial_acc_ptr + rows[:, None] * acc.shape[1] + offs_v[None, :], acc)
+    tl.store(partial_stats_ptr + 2 * rows, row_max)
+    tl.store(partial_stats_ptr + 2 * rows + 1, row_sum)
+
+
+@triton.jit
 def reduce_kernel(
     items_ptr,
     query_start_loc_ptr,
@@ -97,7 +87,7 @@ def reduce_kernel(
     """Add up the splits of one row tile in their order, `BLOCK_R` of its rows a program."""
     pid_h = tl.program_id(0) % TILES_H
     item_ptr = items_ptr + tl.program_id(0) // TILES_H * ITEM_SIZE
-    num_splits = tl.load(item_ptr + 7)
+    num_splits = tl.load(item_ptr + NUM_SPLITS)
     if num_splits <= 1:
         return
     offs_m = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -106,7 +96,7 @@ def reduce_kernel(
         GROUP, HEADS_PER_TILE, BLOCK_M // HEADS_PER_TILE,
     )  # fmt: skip
     offs_v = tl.arange(0, BLOCK_V).to(ROW_INDEX)
-    first_slot = tl.load(item_ptr + 6).to(tl.int64)
+    first_slot = tl.load(item_ptr + SLOT).to(tl.int64)
     row_max = tl.full([BLOCK_R], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK_R], tl.float32)
     acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
