@@ -12,6 +12,7 @@ from blockstride.checks import (
     expect,
     expect_ids,
     expect_own_memory,
+    expect_scale,
     expect_tensor,
     values_are_readable,
 )
@@ -21,50 +22,27 @@ from blockstride.kernels.attention.attention_schedule import (
     expect_schedule,
     what_fits,
 )
-from blockstride.kernels.cache.kv_cache_update import expect_scale
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
 
 
 @overload
 def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    out: Tensor | None = None,
-    schedule: AttentionSchedule | None = None,
-    return_lse: Literal[False] = False,
-) -> Tensor: ...
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+    query_start_loc: Tensor, *, scale: float, window: int | None = None,
+    soft_cap: float | None = None, sinks: Tensor | None = None, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None, out: Tensor | None = None,
+    schedule: AttentionSchedule | None = None, return_lse: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    out: Tensor | None = None,
-    schedule: AttentionSchedule | None = None,
-    return_lse: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+    query_start_loc: Tensor, *, scale: float, window: int | None = None,
+    soft_cap: float | None = None, sinks: Tensor | None = None, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None, out: Tensor | None = None,
+    schedule: AttentionSchedule | None = None, return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def paged_attention(

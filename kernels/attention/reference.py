@@ -1,8 +1,8 @@
 """What paged attention computes, in plain torch: read this first.
 
-The public function, the Triton kernels and the programs for CPUs give what this gives, and the
-tests hold them to it. It shares no code with them. Precision is an argument: float64 is as good as
-exact, and the dtype of a kernel shows what rounding alone costs.
+The Triton kernels and the programs for CPUs compute the same, and the tests of both hold them to
+this file, with which they share no code. Precision is an argument: float64 is as good as exact, and
+a kernel's own dtype shows what rounding alone costs. `paged_attention.py` comes next.
 """
 
 import torch

@@ -1,4 +1,9 @@
-"""Writing, copying and unpacking what caches hold."""
+"""Writing, copying and unpacking what caches hold.
+
+Read `reference.py` first, then `kv_cache_update.py`, `block_copy.py` and `copy_runs.py`; of states,
+`state_reference.py`, `state_field.py` and `state_pages.py`. The implementations are in the files of
+the same names in `gpu/` and `cpu/`.
+"""
 
 from blockstride.kernels.cache.block_copy import block_copy
 from blockstride.kernels.cache.copy_runs import copy_runs

@@ -1,18 +1,16 @@
 """Writing new keys and values into a paged cache."""
 
-import math
-
 from jaxtyping import Float, Int64, Num
 from torch import Tensor
 
 from blockstride.checks import (
     CACHE_DTYPES,
-    FLOAT32,
     FLOATS,
     INT64,
     expect,
     expect_ids,
     expect_own_memory,
+    expect_scale,
     expect_tensor,
     shape_of,
     values_are_readable,
@@ -93,17 +91,6 @@ def kv_cache_update(
     if on_triton and values_are_readable(slot_mapping):
         expect_ids(slot_mapping, "slot_mapping", num_blocks * block_size, what="slots")
     implementation(kv_cache_update, on_triton)(**given)
-
-
-def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
-    """Raise unless a scale belongs to a quantised cache: elsewhere it would be lost in silence."""
-    if scale is None:
-        return
-    expect_tensor(scale, name, (), FLOAT32, cache.device)
-    if cache.dtype in FLOATS:
-        expect(False, name, f"None, for a cache of {cache.dtype} is not scaled", "a tensor")
-    if values_are_readable(scale):
-        expect(not math.isnan(scale), name, "a number", "nan")
 
 
 def _expect_rotary(rotary: tuple[Tensor, Tensor], key: Tensor) -> None:

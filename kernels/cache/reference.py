@@ -1,7 +1,9 @@
 """What writing and copying keys and values does, in plain torch: read this first.
 
-The public functions, the Triton kernels and the programs for CPUs do the same, bit for bit but for
-the last digits of a rotation, and the tests hold them to it. They share no code with this file.
+The Triton kernels and the programs for CPUs do the same, bit for bit but for the last digits of a
+rotation, and the tests of both hold them to this file, with which they share no code.
+`kv_cache_update.py`, `block_copy.py` and `copy_runs.py` come next; states are in
+`state_reference.py`.
 """
 
 import torch

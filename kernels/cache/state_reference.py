@@ -1,7 +1,8 @@
 """What unpacking, packing and copying recurrent states does, in plain torch.
 
-A page is nothing but bytes, and a field says which of them are those of each element. The public
-functions and both their implementations do the same, bit for bit, and share no code with this file.
+A page is nothing but bytes, and a field says which of them are those of each element. The Triton
+kernel and the functions for CPUs do the same, bit for bit, and the tests of both hold them to this
+file, with which they share no code. `state_pages.py` comes next.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,7 @@ can be read for nothing, on a CPU; on a GPU a read would stop the stream. `BLOCK
 the environment, or `full_checks()` round some calls, has them read and checked everywhere.
 """
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -202,3 +203,25 @@ def expect_query_start_loc(query_start_loc: Tensor, num_tokens: int) -> None:
     if starts[0] != 0 or starts[-1] > num_tokens or starts != sorted(starts):
         wanted = f"a sum that starts at 0, never decreases and ends at {num_tokens} at most"
         expect(False, "query_start_loc", wanted, starts)
+
+
+def expect_scale(scale: Tensor | None, name: str, cache: Tensor) -> None:
+    """Raise unless a scale belongs to a quantised cache: elsewhere it would be lost in silence.
+
+    Args:
+        scale: What is stored is multiplied by it when it is read; nothing is checked of none.
+        name: The argument.
+        cache: What it is a scale of.
+
+    Raises:
+        ValueError: The cache isn't quantised, or the scale has a shape, lies on another device, or
+            is NaN where values are readable.
+        TypeError: It is no float32.
+    """
+    if scale is None:
+        return
+    expect_tensor(scale, name, (), FLOAT32, cache.device)
+    if cache.dtype in FLOATS:
+        expect(False, name, f"None, for a cache of {cache.dtype} is not scaled", "a tensor")
+    if values_are_readable(scale):
+        expect(not math.isnan(scale), name, "a number", "nan")
