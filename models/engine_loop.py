@@ -105,7 +105,7 @@ class EngineLoop:
         self._engine = engine
         # queues that finalizers may use, whatever they interrupt
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._running: dict[int, Submission] = {}
+        self._running: dict[Request, Submission] = {}
         self._lock = Lock()
         self._thread: Thread | None = None
         self._process = 0
@@ -180,17 +180,16 @@ class EngineLoop:
 
     def _step(self) -> None:
         for event in self._engine.step():
-            submission = self._running.get(event.request.request_id)
+            submission = self._running.get(event.request)
             if submission is not None and event.token_id is not None:
                 reason = submission.listener.on_token(event.token_id)
                 if reason is not None:
                     self._engine.abort(event.request, reason)
         # some end without a token
-        requests = [submission.request for submission in self._running.values()]
-        for request in requests:
-            if request is not None and request.finish_reason is not None:
+        for request in list(self._running):
+            if request.finish_reason is not None:
                 _log_end(request)
-                self._running.pop(request.request_id).listener.on_end(request.finish_reason)
+                self._running.pop(request).listener.on_end(request.finish_reason)
         if self._running and not self._engine.has_work:
             raise RuntimeError(f"engine: expected work on {len(self._running)} requests, got none")
 
@@ -199,7 +198,7 @@ class EngineLoop:
             for submission in submissions:
                 request = self._engine.add_request(submission.prompt_ids, submission.params)
                 submission.request = request
-                self._running[request.request_id] = submission
+                self._running[request] = submission
                 number, size = request.request_id, len(request.prompt_ids)
                 logger.info("request %d: begins, %d prompt tokens", number, size)
         except BaseException as error:  # all or none
@@ -213,10 +212,10 @@ class EngineLoop:
     def _drop(self, submission: Submission) -> bool:
         """Takes a request from the engine, if it is there."""
         request = submission.request
-        if request is None or request.request_id not in self._running:
+        if request is None or request not in self._running:
             return False
         self._engine.abort(request)
-        del self._running[request.request_id]
+        del self._running[request]
         _log_end(request)
         return True
 

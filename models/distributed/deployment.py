@@ -20,15 +20,17 @@ from typing import Any
 from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.heartbeat import Watch
-from blockstride.models.distributed.inbox import Ended, Inbox, Silent, Wake
 from blockstride.models.distributed.launch import plan_engines, start_engines
 from blockstride.models.distributed.messages import (
     Ask,
+    Ended,
     Failed,
     Held,
-    Peers,
+    Peer,
     Progress,
+    Wake,
 )
+from blockstride.models.distributed.pipes import Inbox
 from blockstride.models.distributed.requests import Requests
 from blockstride.models.engine import (
     EngineConfig,
@@ -85,11 +87,10 @@ class Deployment:
         expect(answer_seconds > 0, "answer_seconds", "more than 0", answer_seconds)
         # once for all ranks, and before anything is begun that would have to be ended
         fingerprint = model_fingerprint(path) if prefill else ""
-        self._answer_seconds = answer_seconds
         self._inbox = inbox = Inbox()
         # not of this object, whose end would wait for that of the watch
-        self._watch = watch = Watch(answer_seconds, lambda engine: inbox.put(engine, Silent()))
-        self._next_id = 0
+        silent = Failed(TimeoutError, f"it has not answered for {answer_seconds:g} s")
+        watch = Watch(answer_seconds, lambda engine: inbox.put(engine, silent))
         settings = None
         if prefill:
             settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
@@ -101,30 +102,29 @@ class Deployment:
         self._finalizer = weakref.finalize(self, _end, self._process, *belongings)
         try:
             self.engines += plan_engines(
-                [
-                    *((f"prefill-{i}", config) for i, config in enumerate(prefill)),
-                    *((f"decode-{i}", config) for i, config in enumerate(decode)),
-                ],
-                path=path,
+                {f"prefill-{i}": config for i, config in enumerate(prefill)}
+                | {f"decode-{i}": config for i, config in enumerate(decode)},
+                device,
+                path=str(path),
                 dtype=dtype,
-                device=device,
                 folder=self._folder,
                 transfer=settings,
                 answer_seconds=answer_seconds,
                 model_fingerprint=fingerprint,
             )
-            answers = start_engines(self.engines, self._inbox)
+            answers = start_engines(self.engines, inbox)
         except BaseException:
             self._finalizer()
             raise
         self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
         self._requests = Requests(self.prefill, self.decode)
-        self.limits = min((ready.limits for ready in answers), key=lambda limits: limits.max_len)
+        limits = [ready.limits for ready in answers if ready.limits is not None]
+        self.limits = min(limits, key=lambda limits: limits.max_len)
         inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.gets_on else None
         watch.start(list(self.engines))
         for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:
-                reader.tell(Peers(source.engine_id, ready.addresses))
+                reader.tell(Peer(source.engine_id, ready.addresses))
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Sends a request to an engine.
@@ -143,10 +143,7 @@ class Deployment:
             raise RuntimeError("deployment: expected the process that made it, got a fork of that")
         self.limits.check(prompt_ids)
         max_len = min(self.limits.max_len, len(prompt_ids) + params.max_tokens)
-        request = Request(self._next_id, list(prompt_ids), params, max_len)
-        self._next_id += 1
-        self._requests.add(request)
-        return request
+        return self._requests.add(prompt_ids, params, max_len)
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason."""
@@ -172,7 +169,7 @@ class Deployment:
         """
         if not self.has_work:
             return []
-        letter = self._inbox.take(None)
+        letter = self._inbox.take()
         if letter is None or isinstance(letter.message, Wake):
             return []
         return self._on(letter.sender, letter.message)
@@ -181,19 +178,17 @@ class Deployment:
         if not engine.is_alive:
             return []
         match message:
-            case Progress():
-                for job, num_cached in message.cached.items():
-                    self._requests.on_cached(job, num_cached)
-                events = map(self._requests.on_token, message.tokens)
+            case Progress(tokens, cached):
+                for request_id, num_cached in cached.items():
+                    self._requests.on_cached(engine, request_id, num_cached)
+                events = [self._requests.on_token(engine, token) for token in tokens]
                 return [event for event in events if event is not None]
-            case Held():
-                self._requests.on_held(message.job)
-            case Silent():
-                return self._lose(engine, f"it has not answered for {self._answer_seconds:g} s")
-            case Failed():
-                return self._lose(engine, message.reason)
+            case Held(request_id):
+                self._requests.on_held(engine, request_id)
+            case Failed(_, reason):
+                return self._lose(engine, reason)
             case Ended():
-                return self._lose(engine, engine.exit_codes())
+                return self._lose(engine, engine.how_it_ended())
         return []
 
     def _lose(self, engine: EngineProcesses, reason: str) -> list[TokenEvent]:
@@ -210,7 +205,7 @@ class Deployment:
         for engine in asked:
             engine.tell(Ask())
         while any(engine.is_alive and engine.engine_id not in reports for engine in asked):
-            letter = self._inbox.take(None)
+            letter = self._inbox.take()
             assert letter is not None, "it waits as long as it takes"
             if isinstance(letter.message, EngineReport):
                 reports[letter.sender.engine_id] = letter.message

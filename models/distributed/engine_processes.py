@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
 
-from blockstride.models.distributed.inbox import Inbox
+from msgspec.structs import replace
+
 from blockstride.models.distributed.messages import Close, Setup
-from blockstride.models.distributed.outbox import Outbox
+from blockstride.models.distributed.pipes import Inbox, Outbox
 
 WORKER = "blockstride.models.distributed.worker"
 CLOSE_SECONDS = 10.0
@@ -34,13 +35,13 @@ class EngineProcesses:
         devices: Where each rank runs.
 
     Attributes:
-        jobs: Those that the engine is working on, by number.
+        requests: Ids of those that the engine works on.
         is_alive: Whether it may be asked for anything.
     """
 
     setup: Setup
     devices: Sequence[str]
-    jobs: set[int] = field(default_factory=set)
+    requests: set[int] = field(default_factory=set)
     is_alive: bool = True
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _pipe: Connection | None = None
@@ -105,8 +106,8 @@ class EngineProcesses:
             assert self._outbox is not None, "it was started"
             self._outbox.put(message)
 
-    def exit_codes(self) -> str:
-        """How processes ended that have, for a message."""
+    def how_it_ended(self) -> str:
+        """The exit codes of its processes, in words."""
         with suppress(subprocess.TimeoutExpired):
             # a pipe may close a little before its process has ended
             self._processes[0].wait(1.0)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread, get_ident, get_native_id
 from typing import Any
+
+from blockstride.models.distributed.messages import Beat
 
 BEATS = 5
 """Beats that are due in the time after which a process is given up."""
@@ -22,13 +23,6 @@ STEP_SECONDS = 600.0
 
 LEAST_SHARE = 0.01
 """Of a processor, that a thread takes at least when it computes."""
-
-
-@dataclass(frozen=True)
-class Beat:
-    """A process lives; whether its work gets on."""
-
-    gets_on: bool
 
 
 class Pulse:

@@ -1,4 +1,4 @@
-"""Jobs of one engine: what it computes, what it reads from others, and what it holds for them.
+"""Jobs of one engine: requests that it computes, reads from other engines, or holds for them.
 
 Rank 0 keeps the books; every rank does its part of each hand-over. Blocks change hands only when
 all ranks have said so. What happens when is in the table `ENGINE`.
@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockstride.models.distributed.life import ENGINE, Act, Event, State
-from blockstride.models.distributed.messages import Held, NewToken, Progress, Submit
-from blockstride.models.distributed.rank_messages import (
-    Arrived,
-    GiveUp,
-    LeaseOver,
-    Load,
-    Offer,
-    Offered,
+from blockstride.models.distributed.messages import (
+    Held,
+    Hold,
+    Outcome,
+    Progress,
+    Read,
     Settled,
-    Withdraw,
+    Start,
+    Stop,
+    Token,
 )
-from blockstride.models.distributed.rank_transfers import Event as RankEvent
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, Request, TokenEvent
 
@@ -33,40 +32,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """What the front end has asked for.
+    """A request, as one engine sees it.
 
     Attributes:
-        number: The front end's.
         request: What is computed.
         state: Where it is.
         source: The engine that it is read from; "" when it is computed from its tokens.
-        source_job: The job under which that holds it.
         said: How many ranks have said what.
     """
 
-    number: int
     request: Request
     state: State
     source: str = ""
-    source_job: int = -1
-    said: Counter[type[RankEvent]] = field(default_factory=Counter)
-
-
-@dataclass(eq=False)
-class _Blocks:
-    """Blocks that ranks read into.
-
-    Attributes:
-        owner: Whose they are: a request's, or nobody's once they are set apart.
-        unsettled: Ranks where something may still write to them.
-    """
-
-    owner: int
-    unsettled: int
+    said: Counter[Event] = field(default_factory=Counter)
 
 
 class Jobs:
-    """All jobs of an engine.
+    """All jobs of an engine, by the id of their request.
 
     Args:
         engine: The engine.
@@ -77,140 +59,124 @@ class Jobs:
     def __init__(self, engine: Engine, ranks: Ranks, say: Callable[[Any], object]) -> None:
         self._engine, self._ranks, self._say = engine, ranks, say
         self._jobs: dict[int, Job] = {}
-        self._by_request: dict[int, Job] = {}
-        self._read_into: dict[str, _Blocks] = {}
-        self._last_owner = 0
+        # how many ranks may still write to the blocks of a read
+        self._unsettled: dict[int, int] = {}
         self.failed_loads = 0
-        self._acts: dict[Act, Callable[[Job], object]] = {
-            Act.REMOVE: lambda job: engine.abort(job.request),
+        self._acts: dict[Act, Callable[[Request], object]] = {
+            Act.REMOVE: engine.abort,
             Act.READ: self._read,
-            Act.RUN: lambda job: engine.scheduler.attach(job.request),
+            Act.RUN: engine.scheduler.attach,
             Act.SET_APART: self._set_apart,
-            Act.DROP: lambda job: engine.scheduler.detach(job.request),
+            Act.DROP: engine.scheduler.detach,
             Act.COMPUTE: self._compute,
             Act.OFFER: self._offer,
-            Act.ANNOUNCE: lambda job: say(Held(job.number)),
-            Act.WITHDRAW: lambda job: ranks.tell(Withdraw(_name(job.number))),
-            Act.RELEASE: lambda job: engine.release(job.request.request_id),
+            Act.ANNOUNCE: lambda request: say(Held(request.request_id)),
+            Act.WITHDRAW: lambda request: ranks.tell(Stop(request.request_id)),
+            Act.RELEASE: lambda request: engine.release(request.request_id),
         }
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, message: Submit) -> None:
+    def start(self, message: Start) -> None:
         """Begins a job; one that this engine can't do ends at once, with an error."""
-        number = message.job
+        request_id = message.request_id
         try:
             request = self._engine.new_request(
-                message.prompt_ids, message.params, message.output_ids, message.max_len
+                message.prompt_ids,
+                message.params,
+                message.output_ids,
+                message.max_len,
+                request_id,
             )
         except ValueError as error:
-            self._say(Progress([NewToken(number, None, "error", str(error))], {}))
+            self._say(Progress([Token(request_id, None, "error", str(error))], {}))
             return
         request.hands_over = message.hands_over
         state = State.TO_READ if message.source else State.COMPUTING
-        job = Job(number, request, state, message.source, message.source_job)
-        self._jobs[number] = self._by_request[request.request_id] = job
-        fetch = None
-        if message.source:
-            fetch = lambda _: self.on(number, Event.ADMITTED)  # noqa: E731
-        self._engine.scheduler.add(request, fetch)
+        self._jobs[request_id] = Job(request, state, message.source)
+        self._engine.scheduler.add(request, self._on_admitted if message.source else None)
 
-    def on(self, number: int, event: Event) -> None:
+    def _on_admitted(self, request: Request) -> None:
+        self.on(request.request_id, Event.ADMITTED)
+
+    def on(self, request_id: int, event: Event) -> None:
         """Does what the table says about an event."""
-        job = self._jobs.get(number)
+        job = self._jobs.get(request_id)
         if job is None:
             # in the last row of the table, where nothing happens
             return
         job.state, acts = ENGINE[job.state][event]
         if job.state is State.OVER:
-            del self._jobs[number], self._by_request[job.request.request_id]
+            del self._jobs[request_id]
         for act in acts:
-            self._acts[act](job)
+            self._acts[act](job.request)
 
     def on_source_gone(self, engine_id: str) -> None:
         """An engine is gone: nothing will be read from it."""
-        for job in list(self._jobs.values()):
+        for request_id, job in list(self._jobs.items()):
             if job.source == engine_id:
-                self.on(job.number, Event.SOURCE_GONE)
+                self.on(request_id, Event.SOURCE_GONE)
 
-    def on_rank(self, event: RankEvent) -> None:
-        """Takes in what a rank says."""
-        if isinstance(event, Settled):
-            self._settle(event.name)
+    def on_rank(self, message: Outcome | Settled) -> None:
+        """Takes in what a rank says: one can lose a read, the rest takes all of them."""
+        if isinstance(message, Settled):
+            self._settle(message.request_id)
             return
-        number = int(event.name)
-        job = self._jobs.get(number)
+        job = self._jobs.get(message.request_id)
         if job is None:
             return
-        job.said[type(event)] += 1
-        said_by_all = job.said[type(event)] == len(self._ranks)
-        match event:
-            case Arrived(error=error) if error:
-                logger.warning("%s: not read: %s", job.source, error)
-                self.on(number, Event.LOST)
-            case Arrived() if said_by_all:
-                self.on(number, Event.ARRIVED)
-            case Offered() if said_by_all:
-                self.on(number, Event.OFFERED)
-            case LeaseOver() if said_by_all:
-                self.on(number, Event.RETURNED)
+        job.said[message.event] += 1
+        if message.event is Event.LOST:
+            logger.warning("%s: not read: %s", job.source, message.error)
+        if message.event is Event.LOST or job.said[message.event] == len(self._ranks):
+            self.on(message.request_id, message.event)
 
     def on_step(self, events: Sequence[TokenEvent]) -> Progress:
         """Takes in what a step has brought, and says it for the front end."""
         tokens = []
         for event in events:
             request = event.request
-            job = self._by_request[request.request_id]
-            reason = request.finish_reason
-            tokens.append(NewToken(job.number, event.token_id, reason, request.error))
+            request_id, reason = request.request_id, request.finish_reason
+            tokens.append(Token(request_id, event.token_id, reason, request.error))
             if reason is not None:
-                self.on(job.number, Event.ENDED)
+                self.on(request_id, Event.ENDED)
             elif request.hands_over:
-                self.on(job.number, Event.LEAVES)
+                self.on(request_id, Event.LEAVES)
         running = self._engine.scheduler.running
-        cached = {
-            self._by_request[request.request_id].number: request.num_cached
-            for request in running
-            if request.num_uncached > 1
-        }
+        cached = {each.request_id: each.num_cached for each in running if each.num_uncached > 1}
         return Progress(tokens, cached)
 
-    def _offer(self, job: Job) -> None:
-        self._engine.scheduler.detach(job.request)
-        blocks = self._engine.blocks.held(job.request.request_id)
-        self._ranks.tell(Offer(_name(job.number), job.request.num_cached, blocks))
-
-    def _read(self, job: Job) -> None:
-        name, request = _name(job.number), job.request
-        self._read_into[name] = _Blocks(request.request_id, len(self._ranks))
+    def _offer(self, request: Request) -> None:
+        self._engine.scheduler.detach(request)
         blocks = self._engine.blocks.held(request.request_id)
-        held_as = _name(job.source_job)
-        self._ranks.tell(Load(name, request.num_tokens - 1, blocks, job.source, held_as))
+        self._ranks.tell(Hold(request.request_id, request.num_cached, blocks))
 
-    def _compute(self, job: Job) -> None:
+    def _read(self, request: Request) -> None:
+        request_id = request.request_id
+        self._unsettled[request_id] = len(self._ranks)
+        blocks, source = self._engine.blocks.held(request_id), self._jobs[request_id].source
+        self._ranks.tell(Read(request_id, request.num_tokens - 1, blocks, source))
+
+    def _compute(self, request: Request) -> None:
         self.failed_loads += 1
-        self._engine.scheduler.compute(job.request)
+        self._engine.scheduler.compute(request)
 
-    def _set_apart(self, job: Job) -> None:
-        name = _name(job.number)
-        self._last_owner -= 1
-        self._engine.blocks.rename(job.request.request_id, self._last_owner)
-        self._read_into[name].owner = self._last_owner
-        self._ranks.tell(GiveUp(name))
+    def _set_apart(self, request: Request) -> None:
+        self._engine.blocks.rename(request.request_id, _apart(request.request_id))
+        self._ranks.tell(Stop(request.request_id))
 
-    def _settle(self, name: str) -> None:
+    def _settle(self, request_id: int) -> None:
         """Nothing writes to the blocks of a read any more, on one more rank."""
-        blocks = self._read_into.get(name)
-        if blocks is None:
+        if request_id not in self._unsettled:
             return
-        blocks.unsettled -= 1
-        if blocks.unsettled == 0:
-            del self._read_into[name]
-            if blocks.owner < 0:
-                self._engine.release(blocks.owner)
+        self._unsettled[request_id] -= 1
+        if self._unsettled[request_id] == 0:
+            del self._unsettled[request_id]
+            # nothing, unless they were set apart
+            self._engine.release(_apart(request_id))
 
 
-def _name(number: int) -> str:
-    """Of a job, among ranks."""
-    return str(number)
+def _apart(request_id: int) -> int:
+    """Who owns blocks that were taken from a request while something may still write to them."""
+    return -1 - request_id

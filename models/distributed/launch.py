@@ -1,23 +1,26 @@
-"""Starting the engines of a deployment."""
+"""Planning the engines of a deployment, and starting them: what can't be is told before that."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 
 from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
-from blockstride.models.distributed.inbox import Ended, Inbox
-from blockstride.models.distributed.messages import START_SECONDS, Failed, Ready, Setup
-from blockstride.models.distributed.sizes import check_engines
+from blockstride.models.distributed.leader import START_SECONDS
+from blockstride.models.distributed.messages import Ended, Failed, Ready, Setup
+from blockstride.models.distributed.pipes import Inbox
 from blockstride.models.engine import EngineConfig
-from blockstride.models.loading import find_device
-from blockstride.transfer.connector import ConnectorSettings
+from blockstride.models.engine.pools import memory_argument, plan_model_pools
+from blockstride.models.hf_config import read_config
+from blockstride.models.loading import find_device, model_class, outline_model
+from blockstride.models.memory import expect_room
+from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -42,51 +45,68 @@ def deal_places(device: str, num_ranks: Sequence[int]) -> list[list[str]]:
 
 
 def plan_engines(
-    configs: Sequence[tuple[str, EngineConfig]],
-    *,
-    path: str | Path,
-    dtype: str,
-    device: str,
-    folder: str,
-    transfer: ConnectorSettings | None,
-    answer_seconds: float,
-    model_fingerprint: str = "",
+    configs: Mapping[str, EngineConfig], device: str, **shared: Any
 ) -> list[EngineProcesses]:
     """Engines that are not started yet.
 
     Args:
-        configs: Name and config of each.
-        path: Checkpoint folder.
-        dtype: See `load_model`.
+        configs: Name of each engine -> its config.
         device: Where they run; ranks are dealt to all GPUs in turn.
-        folder: Where ranks find each other.
-        transfer: How sequences are handed over; None: they are not.
-        answer_seconds: After how long without a heartbeat a process is given up.
-        model_fingerprint: What their caches are told apart by, where sequences are handed over.
+        **shared: Fields of `Setup` that are the same for all.
 
     Raises:
         ValueError: A device, a model or sizes that can't be; the message names the engine.
     """
-    places = deal_places(device, [config.tp_size for _, config in configs])
-    engines = []
-    for (engine_id, config), devices in zip(configs, places, strict=True):
-        store = f"{folder}/{engine_id}"
-        setup = Setup(
-            engine_id,
-            0,
-            str(path),
-            dtype,
-            config,
-            devices[0],
-            store,
-            transfer,
-            answer_seconds,
-            model_fingerprint,
-            logging.getLogger("blockstride").getEffectiveLevel(),
-        )
-        engines.append(EngineProcesses(setup, devices))
+    places = deal_places(device, [config.tp_size for config in configs.values()])
+    shared["log_level"] = logging.getLogger("blockstride").getEffectiveLevel()
+    engines = [
+        EngineProcesses(Setup(engine_id, config, devices[0], **shared), devices)
+        for (engine_id, config), devices in zip(configs.items(), places, strict=True)
+    ]
     check_engines([engine.setup for engine in engines])
     return engines
+
+
+def check_engines(setups: Sequence[Setup]) -> None:
+    """Raise unless the model can be cut into these engines, and their caches fit the machine.
+
+    The weights are looked at, and not read: what else ranks find wrong with them is left to them.
+
+    Args:
+        setups: Rank 0 of every engine.
+
+    Raises:
+        ValueError: Ranks that can't share the heads, channels or inner widths, weights that are
+            missing, misshapen or quantised, sizes that can't work together,
+            more ranks than GPUs, or more memory than there is; the message names the engine.
+    """
+    needed: dict[str, int] = {}
+    for setup in setups:
+        try:
+            device = find_device(setup.device)
+            nbytes = setup.config.tp_size * _rank_bytes(setup, device)
+            if device.type == "cpu":
+                # a GPU has its caches to itself, and is asked by its rank
+                needed[setup.engine_id] = nbytes
+                expect_room(memory_argument(setup.config), sum(needed.values()), device)
+        except ValueError as error:
+            raise type(error)(f"{setup.engine_id}: {error}") from error
+
+
+def _rank_bytes(setup: Setup, device: torch.device) -> int:
+    """What a rank caches, in bytes."""
+    config, values = setup.config, read_config(setup.path)
+    model = model_class(values).read_config(values)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        most = f"at most {count}, one for each GPU"
+        expect(config.tp_size <= count, "tp_size", most, config.tp_size)
+    first = TensorParallel(0, config.tp_size)
+    # there are fewer of them than of anything else that ranks share
+    if any(map(model.has_attention, range(model.num_hidden_layers))):
+        first.share("num_attention_heads", model.num_attention_heads)
+    outline = outline_model(setup.path, config, dtype=setup.dtype, device=device, parallel=first)
+    return sum(plan.nbytes for plan in plan_model_pools(outline.cache_specs(), config, first))
 
 
 def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Ready]:
@@ -118,8 +138,8 @@ def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Read
             case Ready():
                 answers[engine] = message
                 logger.info("%s: ready, processes %s", engine.engine_id, engine.pids)
-            case Failed():
-                raise message.error(f"{engine.engine_id}: {message.reason}")
+            case Failed(error, reason):
+                raise error(f"{engine.engine_id}: {reason}")
             case Ended():
-                raise EngineDiedError(f"{engine.engine_id}: {engine.exit_codes()}")
+                raise EngineDiedError(f"{engine.engine_id}: {engine.how_it_ended()}")
     return [answers[engine] for engine in engines]

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
-from blockstride.models.distributed.heartbeat import Beat, Pulse, Watch
-from blockstride.models.distributed.inbox import Ended, Inbox, Letter
+from blockstride.models.distributed.heartbeat import Pulse, Watch
 from blockstride.models.distributed.jobs import Jobs
 from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
     Ask,
+    Beat,
     Close,
+    Ended,
     Failed,
-    Gone,
-    Peers,
-    Setup,
-    Stop,
-    Submit,
-)
-from blockstride.models.distributed.outbox import Speaker
-from blockstride.models.distributed.rank_messages import (
-    Arrived,
-    Changed,
-    LeaseOver,
-    Offered,
+    Outcome,
+    Peer,
+    Ready,
     Settled,
+    Setup,
+    Start,
+    Stop,
+    Wake,
 )
+from blockstride.models.distributed.pipes import Inbox, Letter, Speaker
 from blockstride.models.distributed.rank_transfers import RankTransfers
-from blockstride.models.distributed.ranks import Ranks
+from blockstride.models.distributed.ranks import Ranks, join_ranks
 from blockstride.models.engine import Engine, EngineReport
 from blockstride.models.hybrid_model import HybridModel
+
+START_SECONDS = 600.0
+"""Time for loading a model; ranks and engines wait so long for each other."""
 
 
 class Leader:
@@ -52,7 +53,7 @@ class Leader:
         self.engine = Engine(model, setup.config, ranks)
         if setup.transfer is not None:
             ranks.transfers = RankTransfers(
-                setup, setup.transfer, model, self.engine.pools, lambda: inbox.put(0, Changed())
+                setup, setup.transfer, model, self.engine.pools, lambda: inbox.put(0, Wake())
             )
         self._jobs = Jobs(self.engine, ranks, front_end.send)
         self._pulse = Pulse(setup.answer_seconds, self._beat)
@@ -62,7 +63,30 @@ class Leader:
         self._is_closing = False
 
     def run(self) -> None:
-        """Serves for as long as it is wanted."""
+        """Serves for as long as it is wanted, once all ranks are there."""
+        own = self._ranks.transfers
+        addresses = {0: own.address if own else ""}
+        deadline = monotonic() + START_SECONDS
+        while len(addresses) < len(self._ranks) and not self._is_closing:
+            letter = self._inbox.take(max(0.0, deadline - monotonic()))
+            if letter is None:
+                raise TimeoutError(f"ranks: expected all to load in {START_SECONDS} s")
+            match letter.message:
+                case Ready((address,)):
+                    addresses[letter.sender] = address
+                case Failed(error, reason):
+                    raise error(reason)
+                case message:
+                    self._on(letter.sender, message)
+        if self._is_closing:
+            return
+        join_ranks(self._setup)
+        self.engine.warm_up()
+        ordered = tuple(addresses[rank] for rank in range(len(self._ranks)))
+        self._front_end.send(Ready(ordered, self.engine.limits))
+        self._serve()
+
+    def _serve(self) -> None:
         self._inbox.on_beat = self._on_beat
         self._watch.start(list(range(1, len(self._ranks))))
         self._pulse.start()
@@ -82,30 +106,29 @@ class Leader:
         if self.engine.has_work and not self._is_stuck:
             return self._inbox.take(0)
         with self._pulse.resting():
-            return self._inbox.take(None)
+            return self._inbox.take()
 
     def _on(self, sender: Any, message: Any) -> None:
         match message:
-            case Submit():
-                self._jobs.submit(message)
-            case Stop():
-                self._jobs.on(message.job, Event.STOP)
-            case Peers():
+            case Start():
+                self._jobs.start(message)
+            case Stop(request_id):
+                self._jobs.on(request_id, Event.STOP)
+            case Peer(engine_id, addresses):
+                if not addresses:
+                    self._jobs.on_source_gone(engine_id)
                 self._ranks.tell(message)
-            case Gone():
-                self._jobs.on_source_gone(message.engine_id)
-                self._ranks.tell(message)
-            case Changed():
+            case Wake():
                 for event in self._ranks.own_events():
                     self._jobs.on_rank(event)
-            case Offered() | LeaseOver() | Arrived() | Settled():
+            case Outcome() | Settled():
                 self._jobs.on_rank(message)
             case Ask():
                 self._front_end.send(self._report())
             case Close():
                 self._is_closing = True
-            case Failed():
-                raise message.error(f"rank {sender}: {message.reason}")
+            case Failed(error, reason):
+                raise error(f"rank {sender}: {reason}")
             case Ended():
                 raise RuntimeError(f"rank {sender}: its process has ended")
 

@@ -1,165 +1,184 @@
-"""What the front end and rank 0 of an engine say to each other.
+"""Messages between the processes of a deployment: the front end, the engines, their ranks.
 
-All are children of one program and talk through pipes that nobody else can open, hence pickle.
+All are children of one program and talk through pipes that nobody else can open, so messages are
+pickled; they carry arrays, and seeds of any size. A request has one id in all of them, which is
+also what its blocks are held under.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
-from blockstride.models.engine import EngineConfig, SamplingParams
-from blockstride.models.engine.limits import PromptLimits
+import numpy as np
+import torch
+from jaxtyping import Int32
+from msgspec import Struct
+from torch import Tensor
+
+from blockstride.models.batch import GroupTable, StepBatch
+from blockstride.models.distributed.life import Event
+from blockstride.models.engine import EngineConfig, PromptLimits, SamplingParams
 from blockstride.models.engine.request import FinishReason
 from blockstride.transfer.connector import ConnectorSettings
 
-START_SECONDS = 600.0
-"""Time for loading a model; ranks and engines wait so long for each other."""
+GroupBlocks = list[tuple[int, Int32[np.ndarray, " _"]]]
+"""For each group, the first position of a block table that counts, and the ids from there on."""
 
 
-# what a process is told first
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a process is.
+class Setup(Struct, frozen=True):
+    """What a process is: the first thing that it is told.
 
     Attributes:
         engine_id: Its engine.
-        rank: Its tensor-parallel rank; rank 0 leads the others.
-        path: Checkpoint folder of the model.
-        dtype: What it computes in; see `load_model`.
         config: The engine.
         device: Where this rank runs.
-        store: File in which ranks find each other.
+        path: Checkpoint folder of the model.
+        dtype: What it computes in; see `load_model`.
+        folder: Where the ranks of an engine find each other.
         transfer: How it hands sequences over; None: it doesn't.
         answer_seconds: After how long without a heartbeat a process is given up.
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
         log_level: What it says on standard error.
+        rank: Its tensor-parallel rank; rank 0 leads the others.
     """
 
     engine_id: str
-    rank: int
-    path: str
-    dtype: str
     config: EngineConfig
     device: str
-    store: str
+    path: str
+    dtype: str
+    folder: str
     transfer: ConnectorSettings | None
     answer_seconds: float
     model_fingerprint: str = ""
     log_level: int = logging.WARNING
+    rank: int = 0
 
 
-# from the front end to rank 0
+# to an engine
 
 
-@dataclass(frozen=True)
-class Submit:
-    """A job: to go on with a request.
+class Start(Struct, frozen=True):
+    """Go on with a request.
 
     Attributes:
-        job: Its number, never used before.
+        request_id: Its id, which this engine has never heard before.
         prompt_ids: Tokens of the prompt.
         output_ids: Tokens that were generated elsewhere.
         params: How to continue it.
         max_len: Most tokens of it.
-        hands_over: Whether to hold it for another engine once the prompt is computed.
-        source: The engine that holds it for this one; "" when it is to be computed here.
-        source_job: Its job there.
+        hands_over: Whether to hold its blocks for another engine once the prompt is computed.
+        source: The engine that holds its blocks for this one; "" when it is to be computed here.
     """
 
-    job: int
+    request_id: int
     prompt_ids: list[int]
     output_ids: list[int]
     params: SamplingParams
     max_len: int
     hands_over: bool = False
     source: str = ""
-    source_job: int = -1
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A job isn't wanted any more, whatever its state."""
+class Stop(Struct, frozen=True):
+    """A request isn't wanted any more; a rank neither holds its blocks nor reads into them."""
 
-    job: int
-
-
-@dataclass(frozen=True)
-class Gone:
-    """An engine is no more: nobody reads from it; also to all ranks."""
-
-    engine_id: str
+    request_id: int
 
 
-@dataclass(frozen=True)
-class Ask:
-    """For a report."""
-
-
-@dataclass(frozen=True)
-class Close:
-    """End politely; also from rank 0 to its followers."""
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Where the ranks of an engine that hands over listen; rank 0 tells the others."""
+class Peer(Struct, frozen=True):
+    """Where the ranks of an engine listen that hands over; nowhere: it is gone."""
 
     engine_id: str
     addresses: tuple[str, ...]
 
 
-# from rank 0 to the front end
+class Ask(Struct, frozen=True):
+    """Send an `EngineReport`."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """An engine runs.
+class Close(Struct, frozen=True):
+    """End politely."""
+
+
+# from rank 0 to the other ranks; holding and reading it does itself, too
+
+
+class Forward(Struct, frozen=True):
+    """Compute a batch."""
+
+    values: dict[str, Any]
+    tables: list[tuple[np.ndarray, np.ndarray | None]]
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> Forward:
+        """Arrays instead of tensors, which would be pickled as shared memory."""
+        made = {"tables", "schedules", "angles"}
+        names = [f.name for f in fields(batch) if f.name not in made]
+        return cls(
+            {name: _array(getattr(batch, name)) for name in names},
+            [(_array(table.block_table), _array(table.slot_mapping)) for table in batch.tables],
+        )
+
+    @property
+    def batch(self) -> StepBatch:
+        """What was sent."""
+        tables = tuple(GroupTable(_tensor(ids), _tensor(slots)) for ids, slots in self.tables)
+        values: dict[str, Any] = {name: _tensor(value) for name, value in self.values.items()}
+        return StepBatch(tables=tables, **values)
+
+
+def _array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _tensor(value: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+class Poison(Struct, frozen=True):
+    """Fill freed blocks of each pool with NaN."""
+
+    blocks: Sequence[Sequence[int]]
+
+
+class Hold(Struct, frozen=True):
+    """Hold the blocks of a request for readers."""
+
+    request_id: int
+    num_tokens: int
+    blocks: GroupBlocks
+
+
+class Read(Struct, frozen=True):
+    """Read the blocks of a request from the engine that holds them."""
+
+    request_id: int
+    num_tokens: int
+    blocks: GroupBlocks
+    source: str
+
+
+# from a rank to rank 0, or from rank 0 to the front end
+
+
+class Ready(Struct, frozen=True):
+    """A rank has loaded its part of the model; from rank 0: the engine runs.
 
     Attributes:
-        limits: Prompts that it can take.
-        addresses: Where its ranks listen for readers.
+        addresses: Where it listens for readers, or all ranks do; "" when nothing is handed over.
+        limits: Prompts that the engine can take; from rank 0 only.
     """
 
-    limits: PromptLimits
     addresses: tuple[str, ...]
+    limits: PromptLimits | None = None
 
 
-@dataclass(frozen=True)
-class NewToken:
-    """A token of a job; with a reason, its last. None: it ends without another."""
-
-    job: int
-    token_id: int | None
-    finish_reason: FinishReason | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a step has brought.
-
-    Attributes:
-        tokens: New tokens.
-        cached: Job -> tokens computed so far, for those in the middle of their prompt.
-    """
-
-    tokens: list[NewToken]
-    cached: dict[int, int]
-
-
-@dataclass(frozen=True)
-class Held:
-    """The blocks of a job are held on all ranks for whoever goes on."""
-
-    job: int
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A process ends, and why; also from a follower to rank 0."""
+class Failed(Struct, frozen=True):
+    """A process ends, or is given up, and why."""
 
     error: type[Exception]
     reason: str
@@ -170,3 +189,61 @@ class Failed:
         kind = type(error) if type(error) in {ValueError, TypeError, OSError} else RuntimeError
         text = str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
         return cls(kind, text)
+
+
+class Beat(Struct, frozen=True):
+    """A process lives; whether its work gets on."""
+
+    gets_on: bool
+
+
+class Outcome(Struct, frozen=True):
+    """What has come of the blocks of a request on one rank, as the table `ENGINE` calls it."""
+
+    request_id: int
+    event: Event
+    error: str = ""
+
+
+class Settled(Struct, frozen=True):
+    """Nothing writes any more to the blocks that one rank was to read into."""
+
+    request_id: int
+
+
+class Token(Struct, frozen=True):
+    """A token of a request; with a reason, its last. None: it ends without another."""
+
+    request_id: int
+    token_id: int | None
+    finish_reason: FinishReason | None
+    error: str = ""
+
+
+class Progress(Struct, frozen=True):
+    """What a step has brought.
+
+    Attributes:
+        tokens: New tokens.
+        cached: Request id -> tokens computed so far, for those in the middle of their prompt.
+    """
+
+    tokens: list[Token]
+    cached: dict[int, int]
+
+
+class Held(Struct, frozen=True):
+    """The blocks of a request are held on all ranks for whoever goes on."""
+
+    request_id: int
+
+
+# within a process, through no pipe
+
+
+class Ended(Struct, frozen=True):
+    """Said for a process that has ended, or closed its end of the pipe."""
+
+
+class Wake(Struct, frozen=True):
+    """Said to a thread that waits, by another one that has something for it to look at."""

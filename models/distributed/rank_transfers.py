@@ -6,28 +6,25 @@ import logging
 from collections.abc import Callable, Sequence
 
 from blockstride.layouts import KVCacheLayout, KVCachePool
-from blockstride.models.distributed.messages import Gone, Peers, Setup
-from blockstride.models.distributed.rank_messages import (
-    Arrived,
-    GiveUp,
+from blockstride.models.distributed.life import Event
+from blockstride.models.distributed.messages import (
     GroupBlocks,
-    LeaseOver,
-    Load,
-    Offer,
-    Offered,
+    Hold,
+    Outcome,
+    Peer,
+    Read,
     Settled,
-    Withdraw,
+    Setup,
+    Stop,
 )
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.transfer import BlockIds, EngineTransferInfo
 from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
 
-Command = Peers | Gone | Offer | Withdraw | Load | GiveUp
-Event = Offered | LeaseOver | Arrived | Settled
+Command = Peer | Hold | Read | Stop
 
-LOAD_SECONDS = 30.0
+READ_SECONDS = 30.0
 """Time for reading a sequence; afterwards it is computed again."""
-
 
 logger = logging.getLogger(__name__)
 
@@ -58,65 +55,63 @@ class RankTransfers:
         )
         self._on_change = on_change
         # nobody who waits hears less of this than of an engine that is silent
-        self._load_seconds = min(LOAD_SECONDS, setup.answer_seconds)
-        self._loads: dict[str, ReadHandle] = {}
-        self._arrived: set[str] = set()
-        self._events: list[Event] = []
+        self._read_seconds = min(READ_SECONDS, setup.answer_seconds)
+        self._reads: dict[int, ReadHandle] = {}
+        self._arrived: set[int] = set()
+        self._events: list[Outcome | Settled] = []
 
     def do(self, command: Command) -> None:
-        """Carries a command out, or begins to; what goes wrong is an event of that sequence."""
+        """Carries a command out, or begins to; what goes wrong is an event of that request."""
         try:
             self._do(command)
         except Exception as error:
             logger.exception("%s", command)
             match command:
-                case Load():
-                    self._events += [Arrived(command.name, repr(error)), Settled(command.name)]
-                case Offer():
-                    self._events += [Offered(command.name), LeaseOver(command.name)]
+                case Read(request_id):
+                    lost = Outcome(request_id, Event.LOST, repr(error))
+                    self._events += [lost, Settled(request_id)]
+                case Hold(request_id):
+                    ends = Event.OFFERED, Event.RETURNED
+                    self._events += [Outcome(request_id, event) for event in ends]
                 case _:
                     raise
             self._on_change()
 
     def _do(self, command: Command) -> None:
         match command:
-            case Peers():
-                self.connector.add_peer(command.engine_id, command.addresses)
-                self.connector.connect(command.engine_id)
-            case Gone():
-                self.connector.add_peer(command.engine_id, ())
-            case Offer():
-                blocks = _block_ids(command.blocks)
-                self.connector.offer(command.name, command.num_tokens, blocks)
-                self._events.append(Offered(command.name))
+            case Peer(engine_id, addresses):
+                self.connector.add_peer(engine_id, addresses)
+                if addresses:
+                    self.connector.connect(engine_id)
+            case Hold(request_id, num_tokens, blocks):
+                self.connector.offer(str(request_id), num_tokens, _block_ids(blocks))
+                self._events.append(Outcome(request_id, Event.OFFERED))
                 self._on_change()
-            case Withdraw():
-                self.connector.withdraw(command.name)
-            case Load():
+            case Read(request_id, num_tokens, blocks, source):
                 request = ReadRequest(
-                    command.held_as,
-                    command.num_tokens,
-                    _block_ids(command.blocks),
-                    (command.source,),
-                    self._load_seconds,
+                    str(request_id), num_tokens, _block_ids(blocks), (source,), self._read_seconds
                 )
-                self._loads[command.name] = self.connector.start_read(request)
-            case GiveUp():
-                if command.name in self._loads:
-                    self._loads[command.name].abort()
+                self._reads[request_id] = self.connector.start_read(request)
+            case Stop(request_id):
+                if request_id in self._reads:
+                    self._reads[request_id].abort()
+                else:
+                    self.connector.withdraw(str(request_id))
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[Outcome | Settled]:
         """What has happened since the last call."""
         events, self._events = self._events, []
-        events += [LeaseOver(end.request_id) for end in self.connector.ended_leases()]
-        for name, handle in list(self._loads.items()):
-            if handle.done and name not in self._arrived:
-                self._arrived.add(name)
-                events.append(Arrived(name, str(handle.error or "")))
+        for end in self.connector.ended_leases():
+            events.append(Outcome(int(end.request_id), Event.RETURNED))
+        for request_id, handle in list(self._reads.items()):
+            if handle.done and request_id not in self._arrived:
+                self._arrived.add(request_id)
+                event = Event.LOST if handle.error else Event.ARRIVED
+                events.append(Outcome(request_id, event, str(handle.error or "")))
             if handle.settled:
-                del self._loads[name]
-                self._arrived.remove(name)
-                events.append(Settled(name))
+                del self._reads[request_id]
+                self._arrived.remove(request_id)
+                events.append(Settled(request_id))
         return events
 
     def close(self) -> None:

@@ -1,41 +1,75 @@
-"""All ranks of an engine, as rank 0 sees them: itself, and processes that follow it."""
+"""All ranks of an engine: how each comes to be, and how rank 0 has the others do what it does."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
 from blockstride.models.batch import StepBatch
-from blockstride.models.distributed.messages import Close
-from blockstride.models.distributed.rank_messages import Forward, Join, Poison
-from blockstride.models.distributed.rank_transfers import Command, Event, RankTransfers
+from blockstride.models.distributed.heartbeat import STEP_SECONDS
+from blockstride.models.distributed.messages import Close, Forward, Outcome, Poison, Settled, Setup
+from blockstride.models.distributed.rank_transfers import Command, RankTransfers
+from blockstride.models.hybrid_model import HybridModel
+from blockstride.models.loading import load_model
+from blockstride.models.parallel import TensorParallel
+
+
+def load_rank(setup: Setup) -> HybridModel:
+    """This rank's part of the model."""
+    if setup.device.startswith("cuda"):
+        # what ranks tell each other goes through the current device
+        torch.cuda.set_device(setup.device)
+    return load_model(
+        setup.path,
+        setup.config,
+        dtype=setup.dtype,
+        device=setup.device,
+        parallel=TensorParallel(setup.rank, setup.config.tp_size),
+    )
+
+
+def join_ranks(setup: Setup) -> None:
+    """Makes a group of all ranks; waits for those that still load."""
+    size = setup.config.tp_size
+    if size > 1:
+        dist.init_process_group(
+            "nccl" if setup.device.startswith("cuda") else "gloo",
+            store=FileStore(f"{setup.folder}/{setup.engine_id}", size),
+            rank=setup.rank,
+            world_size=size,
+            # a rank that is stopped misses its beats; one that compiles makes others wait
+            timeout=timedelta(seconds=STEP_SECONDS),
+        )
 
 
 class Ranks:
     """Has other ranks do what rank 0 does.
 
-    Attributes:
+    Args:
         followers: Pipes to ranks 1, 2, ...
+
+    Attributes:
         transfers: Hand-overs of rank 0; None when there are none.
     """
 
     transfers: RankTransfers | None = None
 
     def __init__(self, followers: Sequence[Connection]) -> None:
-        self.followers = tuple(followers)
+        self._followers = tuple(followers)
 
     def __len__(self) -> int:
-        return len(self.followers) + 1
-
-    def join(self) -> None:
-        """Has followers meet rank 0."""
-        self._send(Join())
+        return len(self._followers) + 1
 
     def forward(self, batch: StepBatch) -> None:
         """Has followers compute a batch."""
-        if self.followers:
+        if self._followers:
             self._send(Forward.of(batch))
 
     def poison(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -48,7 +82,7 @@ class Ranks:
         if self.transfers is not None:
             self.transfers.do(command)
 
-    def own_events(self) -> list[Event]:
+    def own_events(self) -> list[Outcome | Settled]:
         """What rank 0's part of hand-overs has brought."""
         return [] if self.transfers is None else self.transfers.events()
 
@@ -59,7 +93,7 @@ class Ranks:
             self.transfers.close()
 
     def _send(self, message: Any) -> None:
-        if self.followers:
+        if self._followers:
             pickled = pickle.dumps(message)
-            for follower in self.followers:
+            for follower in self._followers:
                 follower.send_bytes(pickled)

@@ -14,28 +14,28 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from threading import Thread
-from time import monotonic, sleep
+from time import sleep
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from blockstride.layouts.poison import poison_blocks
-from blockstride.models.distributed.heartbeat import STEP_SECONDS, Pulse
-from blockstride.models.distributed.inbox import Ended, Inbox
+from blockstride.models.distributed.heartbeat import Pulse
 from blockstride.models.distributed.leader import Leader
-from blockstride.models.distributed.messages import START_SECONDS, Close, Failed, Ready, Setup
-from blockstride.models.distributed.outbox import Speaker
-from blockstride.models.distributed.rank_messages import Changed, Forward, Join, Listening, Poison
+from blockstride.models.distributed.messages import (
+    Close,
+    Failed,
+    Forward,
+    Poison,
+    Ready,
+    Setup,
+    Wake,
+)
+from blockstride.models.distributed.pipes import Inbox, Speaker
 from blockstride.models.distributed.rank_transfers import RankTransfers
-from blockstride.models.distributed.ranks import Ranks
+from blockstride.models.distributed.ranks import Ranks, join_ranks, load_rank
 from blockstride.models.engine.pools import make_pools
-from blockstride.models.hybrid_model import HybridModel
-from blockstride.models.loading import load_model
-from blockstride.models.parallel import TensorParallel
 
 PARENT = "parent"
 ORPHAN_SECONDS = 0.5
@@ -48,12 +48,15 @@ def main(argv: Sequence[str]) -> int:
     setup = parent.recv()
     logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
     logging.getLogger("blockstride").setLevel(setup.log_level)
-    speaker = Speaker(parent)
+    inbox, speaker = Inbox(), Speaker(parent)
+    inbox.listen(PARENT, parent, lambda: os._exit(1))
+    for i, follower in enumerate(followers):
+        inbox.listen(i + 1, follower)
     try:
         if setup.rank == 0:
-            lead(setup, speaker, followers)
+            Leader(setup, load_rank(setup), Ranks(followers), inbox, speaker).run()
         else:
-            follow(setup, speaker)
+            follow(setup, inbox, speaker)
     except Exception as error:
         # nobody is left to tell, where whoever is told has ended
         with suppress(OSError):
@@ -69,66 +72,32 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def lead(setup: Setup, front_end: Speaker, followers: Sequence[Connection]) -> None:
-    """Runs rank 0."""
-    inbox = Inbox()
-    inbox.listen(PARENT, front_end.pipe, lambda: os._exit(1))
-    for i, follower in enumerate(followers):
-        inbox.listen(i + 1, follower)
-    model, ranks = _load(setup), Ranks(followers)
-    leader = Leader(setup, model, ranks, inbox, front_end)
-    addresses = {0: ranks.transfers.address if ranks.transfers else ""}
-    deadline = monotonic() + START_SECONDS
-    while len(addresses) < len(ranks):
-        letter = inbox.take(max(0.0, deadline - monotonic()))
-        if letter is None:
-            raise TimeoutError(f"ranks: expected all to load in {START_SECONDS} s")
-        match letter.message:
-            case Listening():
-                addresses[letter.sender] = letter.message.address
-            case Failed():
-                raise letter.message.error(letter.message.reason)
-            case Close():
-                return
-            case Ended():
-                raise RuntimeError(f"rank {letter.sender}: its process has ended")
-    ranks.join()
-    _join(setup)
-    ordered = tuple(addresses[rank] for rank in range(len(ranks)))
-    leader.engine.warm_up()
-    front_end.send(Ready(leader.engine.limits, ordered))
-    leader.run()
-
-
-def follow(setup: Setup, leader: Speaker) -> None:
-    """Runs any other rank."""
-    inbox = Inbox()
-    inbox.listen(PARENT, leader.pipe, lambda: os._exit(1))
-    model = _load(setup)
+def follow(setup: Setup, inbox: Inbox, leader: Speaker) -> None:
+    """Runs any rank but 0: it computes what it is told, and does its part of hand-overs."""
+    model = load_rank(setup)
     pools = make_pools(model, setup.config)
     model.bind(pools)
     transfers = None
     if setup.transfer is not None:
         transfers = RankTransfers(
-            setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Changed())
+            setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Wake())
         )
-    leader.send(Listening(transfers.address if transfers else ""))
+    leader.send(Ready((transfers.address if transfers else "",)))
+    join_ranks(setup)
     pulse = Pulse(setup.answer_seconds, leader.send)
     pulse.start()
     while True:
         with pulse.resting():
-            letter = inbox.take(None)
+            letter = inbox.take()
         assert letter is not None, "it waits as long as it takes"
         match letter.message:
-            case Join():
-                _join(setup)
-            case Forward():
+            case Forward() as message:
                 with torch.inference_mode():
-                    model.forward(letter.message.batch.to(model.device))
-            case Poison():
-                for pool, blocks in zip(pools, letter.message.blocks, strict=True):
+                    model.forward(message.batch.to(model.device))
+            case Poison(freed):
+                for pool, blocks in zip(pools, freed, strict=True):
                     poison_blocks(pool, blocks)
-            case Changed():
+            case Wake():
                 for event in transfers.events() if transfers else ():
                     leader.send(event)
             case Close():
@@ -138,33 +107,6 @@ def follow(setup: Setup, leader: Speaker) -> None:
                 transfers.do(command)
     if transfers is not None:
         transfers.close()
-
-
-def _load(setup: Setup) -> HybridModel:
-    """This rank's part of the model."""
-    if setup.device.startswith("cuda"):
-        # what ranks tell each other goes through the current device
-        torch.cuda.set_device(setup.device)
-    return load_model(
-        setup.path,
-        setup.config,
-        dtype=setup.dtype,
-        device=setup.device,
-        parallel=TensorParallel(setup.rank, setup.config.tp_size),
-    )
-
-
-def _join(setup: Setup) -> None:
-    """Makes a group of all ranks."""
-    if setup.config.tp_size > 1:
-        dist.init_process_group(
-            "nccl" if setup.device.startswith("cuda") else "gloo",
-            store=FileStore(setup.store, setup.config.tp_size),
-            rank=setup.rank,
-            world_size=setup.config.tp_size,
-            # a rank that is stopped misses its beats; one that compiles makes others wait
-            timeout=timedelta(seconds=STEP_SECONDS),
-        )
 
 
 if __name__ == "__main__":

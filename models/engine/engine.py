@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -97,7 +98,7 @@ class Engine:
             config.prefill_chunk or config.max_num_batched_tokens,
             self._on_freed,
         )
-        self._next_id = 0
+        self._ids = count()
         model.bind(self.pools)
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
@@ -121,6 +122,7 @@ class Engine:
         params: SamplingParams,
         output_ids: Sequence[int] = (),
         max_len: int | None = None,
+        request_id: int | None = None,
     ) -> Request:
         """A request that is not queued yet.
 
@@ -129,14 +131,16 @@ class Engine:
             params: How to continue it.
             output_ids: Tokens that another engine has generated already.
             max_len: A limit of its length below that of this engine.
+            request_id: Its id, which no other request of this engine has; the next one when None.
 
         Raises:
             ValueError: As `add_request`.
         """
         self.limits.check(prompt_ids)
         limit = min(self.max_len, max_len or self.max_len, len(prompt_ids) + params.max_tokens)
-        self._next_id += 1
-        return Request(self._next_id - 1, list(prompt_ids), params, limit, list(output_ids))
+        if request_id is None:
+            request_id = next(self._ids)
+        return Request(request_id, list(prompt_ids), params, limit, list(output_ids))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason, and takes its blocks back."""

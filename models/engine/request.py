@@ -13,12 +13,13 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 something that `Request.error` names, or tokens that its tokenizer makes no text of."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One sequence of tokens, from prompt to finish.
 
     Attributes:
-        request_id: Unique among the requests of an engine.
+        request_id: Its name in logs, block tables and leases, in whatever engine; one that begins
+            anew in another engine gets a new one.
         prompt_ids: Tokens of the prompt.
         params: How to continue it.
         max_len: Most tokens, prompt included, that it may reach.

@@ -12,8 +12,8 @@ from blockstride.models import EngineConfig
 from blockstride.models.cli import main
 from blockstride.models.commands import generate, layouts, plan
 from blockstride.models.commands.dispatch import Parser
+from blockstride.models.distributed.launch import check_engines
 from blockstride.models.distributed.messages import Setup
-from blockstride.models.distributed.sizes import check_engines
 from blockstride.models.engine import pools
 from blockstride.models.loading import cache_dtypes
 from blockstride.models.memory import available_bytes
@@ -114,7 +114,7 @@ def test_what_ranks_can_load_is_not_kept_away(odd, tmp_path, is_tied):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": is_tied}))
     engine = EngineConfig(tp_size=2, cache_bytes=1 << 24)
-    setup = Setup("decode-0", 0, str(folder), "auto", engine, "cpu", "", None, 1.0, "", 0)
+    setup = Setup("decode-0", engine, "cpu", str(folder), "auto", "", None, 1.0)
     check_engines([setup])
 
 

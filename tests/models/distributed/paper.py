@@ -7,6 +7,7 @@ and nothing else does.
 import random
 from collections import deque
 
+import pytest
 import torch
 
 from blockstride.layouts import KVCacheLayout, full_attention, mamba1, plan_pools
@@ -14,20 +15,21 @@ from blockstride.models import Engine, EngineConfig, SamplingParams
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.jobs import Jobs
 from blockstride.models.distributed.life import Event
-from blockstride.models.distributed.messages import Gone, Held, Progress, Setup, Stop, Submit
-from blockstride.models.distributed.rank_messages import (
-    Arrived,
-    GiveUp,
-    LeaseOver,
-    Load,
-    Offer,
-    Offered,
+from blockstride.models.distributed.messages import (
+    Held,
+    Hold,
+    Outcome,
+    Peer,
+    Progress,
+    Read,
     Settled,
-    Withdraw,
+    Setup,
+    Start,
+    Stop,
 )
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.distributed.requests import Requests
-from blockstride.models.engine import Request, TokenEvent
+from blockstride.models.engine import TokenEvent
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.scheduler import Scheduler
@@ -39,7 +41,7 @@ LAYERS = {
 LONGEST = 40
 NUM_RANKS = 2
 PROMPT = [5] * 10
-JOB = 7
+ID = 7
 
 
 class PaperEngine(Engine):
@@ -59,7 +61,6 @@ class PaperEngine(Engine):
         self.limits = PromptLimits.of(None, LONGEST, LONGEST, 100)
         self.max_len = LONGEST
         self.all_blocks = self.blocks.num_free
-        self._next_id = 0
 
     def step(self):
         events = []
@@ -110,16 +111,16 @@ class Books:
         """What the first rank has been told."""
         return list(self.ranks.told[0])
 
-    def submit(self, job=JOB, **options):
+    def start(self, request_id=ID, **options):
         """A job of two tokens after the prompt, the first of which is known if it is read."""
         known = [0] if options.get("source") else []
         params = SamplingParams(max_tokens=2)
-        self.jobs.submit(Submit(job, PROMPT, known, params, len(PROMPT) + 2, **options))
+        self.jobs.start(Start(request_id, PROMPT, known, params, len(PROMPT) + 2, **options))
         self.engine.scheduler.admit()
 
     def held(self):
         """A job that has just got its first token, for another engine."""
-        self.submit(hands_over=True)
+        self.start(hands_over=True)
         self.step(2)
 
     def step(self, count):
@@ -135,9 +136,9 @@ class PaperProcess(EngineProcesses):
     """An engine, what it has been told, and what it says."""
 
     def __init__(self, engine_id):
-        super().__init__(Setup(engine_id, 0, "", "", EngineConfig(), "cpu", "", None, 1.0), [])
+        super().__init__(Setup(engine_id, EngineConfig(), "cpu", "", "", "", None, 1.0), [])
         self.engine, self.ranks = PaperEngine(), PaperRanks()
-        self.told, self.says = deque(), deque()
+        self.told, self.says, self.started = deque(), deque(), set()
         self.books = Jobs(self.engine, self.ranks, self.says.append)
         # of each rank
         self.events = [deque() for _ in range(NUM_RANKS)]
@@ -166,18 +167,20 @@ class PaperProcess(EngineProcesses):
                 yield lambda rank=rank: self.books.on_rank(self.events[rank].popleft())
             if self.ranks.told[rank]:
                 yield lambda rank=rank: self._do(rank, self.ranks.told[rank].popleft())
-            for name in self.reads[rank]:
-                yield lambda rank=rank, name=name: self._read(rank, name, others)
-            for name in self.unsettled[rank]:
-                yield lambda rank=rank, name=name: self._settle(rank, name)
+            for request_id in self.reads[rank]:
+                yield lambda rank=rank, each=request_id: self._read(rank, each, others)
+            for request_id in self.unsettled[rank]:
+                yield lambda rank=rank, each=request_id: self._settle(rank, each)
 
     def _hear(self):
         match self.told.popleft():
-            case Submit() as message:
-                self.books.submit(message)
-            case Stop(job):
-                self.books.on(job, Event.STOP)
-            case Gone(engine_id):
+            case Start() as message:
+                assert message.request_id not in self.started, "an engine hears of an id once"
+                self.started.add(message.request_id)
+                self.books.start(message)
+            case Stop(request_id):
+                self.books.on(request_id, Event.STOP)
+            case Peer(engine_id, ()):
                 self.books.on_source_gone(engine_id)
 
     def _step(self):
@@ -187,38 +190,37 @@ class PaperProcess(EngineProcesses):
 
     def _do(self, rank, command):
         match command:
-            case Offer():
-                self.leases[rank].add(command.name)
-                self.events[rank].append(Offered(command.name))
-            case Withdraw():
-                self.end_lease(rank, command.name)
-            case Load():
-                self.reads[rank][command.name] = command
-            case GiveUp():
-                if self.reads[rank].pop(command.name, None):
-                    self._arrived(rank, command.name, "given up")
+            case Hold(request_id):
+                self.leases[rank].add(request_id)
+                self.events[rank].append(Outcome(request_id, Event.OFFERED))
+            case Read(request_id):
+                self.reads[rank][request_id] = command
+            case Stop(request_id):
+                if self.reads[rank].pop(request_id, None):
+                    self._ended(rank, request_id, Event.LOST)
+                self.end_lease(rank, request_id)
 
-    def _read(self, rank, name, others):
-        load = self.reads[rank].pop(name)
-        source = next(other for other in others if other.engine_id == load.source)
-        is_held = source.is_alive and load.held_as in source.leases[rank]
+    def _read(self, rank, request_id, others):
+        read = self.reads[rank].pop(request_id)
+        source = next(other for other in others if other.engine_id == read.source)
+        is_held = source.is_alive and request_id in source.leases[rank]
         if is_held:
-            source.end_lease(rank, load.held_as)
-        self._arrived(rank, name, "" if is_held else "not held")
+            source.end_lease(rank, request_id)
+        self._ended(rank, request_id, Event.ARRIVED if is_held else Event.LOST)
 
-    def _arrived(self, rank, name, error):
-        self.events[rank].append(Arrived(name, error))
-        self.unsettled[rank].add(name)
+    def _ended(self, rank, request_id, event):
+        self.events[rank].append(Outcome(request_id, event))
+        self.unsettled[rank].add(request_id)
 
-    def _settle(self, rank, name):
-        self.unsettled[rank].remove(name)
-        self.events[rank].append(Settled(name))
+    def _settle(self, rank, request_id):
+        self.unsettled[rank].remove(request_id)
+        self.events[rank].append(Settled(request_id))
 
-    def end_lease(self, rank, name):
+    def end_lease(self, rank, request_id):
         """It was read, withdrawn, or ran out."""
-        if name in self.leases[rank]:
-            self.leases[rank].remove(name)
-            self.events[rank].append(LeaseOver(name))
+        if request_id in self.leases[rank]:
+            self.leases[rank].remove(request_id)
+            self.events[rank].append(Outcome(request_id, Event.RETURNED))
 
 
 class PaperDeployment:
@@ -233,13 +235,8 @@ class PaperDeployment:
 
     def submit(self, prompt, answer):
         params = SamplingParams(max_tokens=answer)
-        request = Request(len(self.everybody), [1] * prompt, params, prompt + answer)
-        self.everybody.append(request)
-        try:
-            self.requests.add(request)
-        except EngineDiedError:
-            assert not any(engine.is_alive for engine in self.engines)
-        return request
+        self.everybody.append(self.requests.add([1] * prompt, params, prompt + answer))
+        return self.everybody[-1]
 
     def kill(self, engine):
         engine.kill()
@@ -255,12 +252,12 @@ class PaperDeployment:
             return
         match message:
             case Progress():
-                for job, count in message.cached.items():
-                    self.requests.on_cached(job, count)
+                for request_id, count in message.cached.items():
+                    self.requests.on_cached(engine, request_id, count)
                 for token in message.tokens:
-                    self.requests.on_token(token)
-            case Held():
-                self.requests.on_held(message.job)
+                    self.requests.on_token(engine, token)
+            case Held(request_id):
+                self.requests.on_held(engine, request_id)
 
     def moves(self):
         """All that may happen next of itself."""
@@ -277,16 +274,19 @@ class PaperDeployment:
                 self.requests.abort(draw.choice(self.everybody), "abort")
             case 3:
                 for rank in range(NUM_RANKS):
-                    for name in list(engine.leases[rank]):
-                        engine.end_lease(rank, name)
+                    for request_id in list(engine.leases[rank]):
+                        engine.end_lease(rank, request_id)
             case 4:
                 # nobody has asked for it
                 number = draw.randrange(60)
-                for event in (Offered, LeaseOver, Settled):
+                for message in (*(Outcome(number, event) for event in Event), Settled(number)):
                     if engine.is_alive and number not in engine.books._jobs:
-                        engine.books.on_rank(event(str(number)))
-            case _:
+                        engine.books.on_rank(message)
+            case _ if any(each.is_alive for each in self.engines):
                 self.submit(draw.randint(1, 25), draw.randint(1, 12))
+            case _:
+                with pytest.raises(EngineDiedError, match="no engine is left"):
+                    self.submit(1, 1)
 
     def settle(self, draw: random.Random):
         """Goes on until nothing more happens."""
@@ -311,4 +311,4 @@ class PaperDeployment:
                 assert len(engine.books) == 0
                 assert engine.engine.is_whole
                 assert not any(engine.leases)
-                assert not engine.jobs
+                assert not engine.requests

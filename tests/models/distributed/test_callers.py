@@ -3,7 +3,7 @@
 import threading
 
 from blockstride.models import LLM
-from blockstride.models.distributed.inbox import Wake
+from blockstride.models.distributed.messages import Wake
 from tests.models.distributed.deployments import all_blocks_are_free, engine, until
 from tests.models.test_callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
 

@@ -114,9 +114,9 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
-    def fail_first(job):
+    def fail_first(holder, request_id):
         fault(source)
-        on_held(job)
+        on_held(holder, request_id)
 
     monkeypatch.setattr(llm.engine._requests, "on_held", fail_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
@@ -133,9 +133,9 @@ def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypat
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
-    def let_go_first(job):
-        source.tell(Stop(job))
-        on_held(job)
+    def let_go_first(holder, request_id):
+        source.tell(Stop(request_id))
+        on_held(holder, request_id)
 
     monkeypatch.setattr(llm.engine._requests, "on_held", let_go_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
@@ -147,10 +147,10 @@ def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, mo
     requests, reader = llm.engine._requests, llm.engine.decode[0]
     on_held = requests.on_held
 
-    def abort_before_it_is_read(job):
-        request = requests._by_job[job].request
+    def abort_before_it_is_read(holder, request_id):
+        request = requests._tracked[request_id].request
         stop(reader)
-        on_held(job)
+        on_held(holder, request_id)
         llm.engine.abort(request)
         resume(reader)
 
@@ -169,7 +169,7 @@ def test_one_that_went_back_to_its_holder_may_be_aborted_at_once(deploy, referen
     ids = llm.tokenizer.encode(PROMPTS[0]).ids
     # it holds the blocks as long as it hears nothing
     request = llm.engine.add_request(ids, greedy(50))
-    while not decode.jobs:
+    while not decode.requests:
         llm.engine.step()
     stop(prefill)
     kill(decode)
@@ -188,14 +188,14 @@ def test_a_death_is_told_to_all_who_wait_for_the_dead(deploy, reference, monkeyp
     wanted = tokens_of_transformers(reference, llm, PROMPTS[:1], 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
-    def stop_first(job):
+    def stop_first(holder, request_id):
         stop(source)
-        on_held(job)
+        on_held(holder, request_id)
 
     monkeypatch.setattr(llm.engine._requests, "on_held", stop_first)
     tokens_of(llm, PROMPTS[1:], greedy(1))
     request = llm.engine.add_request(llm.tokenizer.encode(PROMPTS[0]).ids, greedy(6))
-    while not llm.engine.decode[0].jobs:
+    while not llm.engine.decode[0].requests:
         llm.engine.step()
     begin = monotonic()
     kill(source)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from blockstride.models.distributed.messages import Peers, Setup
-from blockstride.models.distributed.rank_messages import Arrived, Load, Offer
+from blockstride.models.distributed.messages import Hold, Outcome, Peer, Read, Setup
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.fingerprint import model_fingerprint
@@ -37,7 +36,7 @@ def rank():
         config, settings = engine(), ConnectorSettings(cast=True)
         fingerprint = model_fingerprint(path)
         setup = Setup(
-            engine_id, 0, str(path), "float32", config, "cpu", "", settings, 60.0, fingerprint
+            engine_id, config, "cpu", str(path), "float32", "", settings, 60.0, fingerprint
         )
         model = load_model(path, config, dtype="float32", device="cpu")
         pools = make_pools(model, config)
@@ -52,13 +51,13 @@ def rank():
 def hand_over(producer: RankTransfers, reader: RankTransfers) -> str:
     """The error with which a sequence of one block arrives; "" if it does."""
     blocks = [(0, np.array([1], np.int32))] * len(producer.connector.info.groups)
-    producer.do(Offer("r", NUM_TOKENS, blocks))
-    reader.do(Peers("producer", (producer.address,)))
-    reader.do(Load("r", NUM_TOKENS, blocks, "producer", held_as="r"))
+    producer.do(Hold(3, NUM_TOKENS, blocks))
+    reader.do(Peer("producer", (producer.address,)))
+    reader.do(Read(3, NUM_TOKENS, blocks, "producer"))
     errors: list[str] = []
 
     def has_arrived() -> bool:
-        errors.extend(event.error for event in reader.events() if isinstance(event, Arrived))
+        errors.extend(event.error for event in reader.events() if isinstance(event, Outcome))
         return bool(errors)
 
     until(has_arrived)

@@ -7,16 +7,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from blockstride.models.distributed.life import ENGINE, FRONT_END, Event, News, Stage, State
-from blockstride.models.distributed.messages import NewToken, Stop
-from blockstride.models.distributed.rank_messages import (
-    Arrived,
-    LeaseOver,
-    Load,
-    Offered,
-    Settled,
-    Withdraw,
-)
-from tests.models.distributed.paper import JOB, Books, PaperDeployment
+from blockstride.models.distributed.messages import Hold, Outcome, Read, Settled, Stop, Token
+from tests.models.distributed.paper import ID, Books, PaperDeployment
 
 
 def test_every_event_is_defined_in_every_state():
@@ -31,20 +23,20 @@ def job_in(state):
     books = Books()
     match state:
         case State.COMPUTING:
-            books.submit()
+            books.start()
             books.step(1)
         case State.TO_READ:
-            for job in range(4):
-                books.submit(job, source="elsewhere")
-            books.submit(source="elsewhere")
+            for request_id in range(4):
+                books.start(request_id, source="elsewhere")
+            books.start(source="elsewhere")
         case State.READING:
-            books.submit(source="elsewhere")
+            books.start(source="elsewhere")
         case State.OFFERING | State.HELD | State.RETURNING:
             books.held()
             if state is State.HELD:
-                books.hear(Offered("7"), Offered("7"))
+                books.hear(*[Outcome(ID, Event.OFFERED)] * 2)
             if state is State.RETURNING:
-                books.jobs.on(JOB, Event.STOP)
+                books.jobs.on(ID, Event.STOP)
     return books
 
 
@@ -52,37 +44,45 @@ def job_in(state):
 @pytest.mark.parametrize("state", State)
 def test_a_job_takes_any_event_in_any_state(state, event):
     books = job_in(state)
-    job = books.jobs._jobs.get(JOB)
+    job = books.jobs._jobs.get(ID)
     assert (State.OVER if job is None else job.state) is state
     # what the event says has happened
     if job is not None and (state, event) == (State.COMPUTING, Event.ENDED):
         books.engine.abort(job.request)
     if (state, event) == (State.TO_READ, Event.ADMITTED):
         books.jobs.on(0, Event.STOP)
-        books.hear(*[Arrived("0", ""), Settled("0")] * 2)
+        books.hear(*[Outcome(0, Event.ARRIVED), Settled(0)] * 2)
         books.engine.scheduler.admit()
     else:
-        books.jobs.on(JOB, event)
+        books.jobs.on(ID, event)
     assert job is None or job.state is ENGINE[state][event].state
-    assert (JOB in books.jobs._jobs) == (job is not None and job.state is not State.OVER)
+    assert (ID in books.jobs._jobs) == (job is not None and job.state is not State.OVER)
     # whatever it was, the job can be ended, and leaves nothing behind
-    for number in (*range(4), JOB):
+    for number in (*range(4), ID):
         books.jobs.on(number, Event.STOP)
     for command in books.told:
         match command:
-            case Load(name):
-                books.hear(*[Arrived(name, ""), Settled(name)] * 2)
-            case Withdraw(name):
-                books.hear(*[LeaseOver(name)] * 2)
+            case Read(request_id):
+                books.hear(*[Outcome(request_id, Event.ARRIVED), Settled(request_id)] * 2)
+            case Hold(request_id):
+                books.hear(*[Outcome(request_id, Event.RETURNED)] * 2)
     assert len(books.jobs) == 0
     assert books.engine.is_whole
 
 
+def hear_token(deployment, tracked, token_id, reason):
+    token = Token(tracked.request.request_id, token_id, reason, "why" if reason else "")
+    deployment.requests.on_token(tracked.engine, token)
+
+
 NEWS = {
-    News.TOKEN: lambda d, t: d.requests.on_token(NewToken(t.job, len(t.request.output_ids), None)),
-    News.LAST_TOKEN: lambda d, t: d.requests.on_token(NewToken(t.job, None, "error", "why")),
-    News.HELD: lambda d, t: d.requests.on_held(t.job),
-    News.HELD_IN_VAIN: lambda d, t: (d.kill(d.decode[0]), d.requests.on_held(t.job)),
+    News.TOKEN: lambda d, t: hear_token(d, t, len(t.request.output_ids), None),
+    News.LAST_TOKEN: lambda d, t: hear_token(d, t, None, "error"),
+    News.HELD: lambda d, t: d.requests.on_held(t.engine, t.request.request_id),
+    News.HELD_IN_VAIN: lambda d, t: (
+        d.kill(d.decode[0]),
+        d.requests.on_held(t.engine, t.request.request_id),
+    ),
     News.ABORTED: lambda d, t: d.requests.abort(t.request, "abort"),
     News.ENGINE_GONE: lambda d, t: d.kill(t.engine),
     News.HOLDER_GONE: lambda d, t: d.kill(d.prefill[0]),
@@ -94,7 +94,7 @@ NEWS = {
 def test_a_request_takes_any_news_at_any_stage(stage, news):
     deployment, draw = PaperDeployment(2, 1), random.Random(0)
     request = deployment.submit(12, 4)
-    tracked = deployment.requests._by_request[request.request_id]
+    tracked = deployment.requests._tracked[request.request_id]
     if stage is Stage.MOVING:
         while tracked.stage is not stage:
             draw.choice(deployment.moves())()
@@ -104,7 +104,7 @@ def test_a_request_takes_any_news_at_any_stage(stage, news):
     NEWS[news](deployment, tracked)
     if news is News.LAST_TOKEN and tracked.engine is not None:
         # an engine that says so has no such job any more
-        tracked.engine.tell(Stop(tracked.job))
+        tracked.engine.tell(Stop(request.request_id))
     # those that it didn't wait for are none of its business
     if news is not News.HELD_IN_VAIN and (stage, news) != (Stage.COMPUTING, News.HOLDER_GONE):
         assert tracked.stage is FRONT_END[stage][news].stage
@@ -134,7 +134,7 @@ def test_a_request_that_engines_die_with_ends_before_all_have_died():
     deployment = PaperDeployment(0, 5)
     request, other = deployment.submit(12, 4), deployment.submit(12, 4)
     while request.finish_reason is None:
-        deployment.kill(deployment.requests._by_request[request.request_id].engine)
+        deployment.kill(deployment.requests._tracked[request.request_id].engine)
     assert (request.finish_reason, request.error) == ("error", "decode-3: killed")
     assert sum(engine.is_alive for engine in deployment.engines) == 2
     deployment.settle(random.Random(0))

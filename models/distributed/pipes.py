@@ -1,4 +1,4 @@
-"""An inbox: what several processes say, in one queue."""
+"""Pipes between processes: many are heard through one inbox, and nobody who speaks has to wait."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
-from blockstride.models.distributed.heartbeat import Beat
-
-
-class Ended:
-    """Said for a process that has ended, or closed its end of the pipe."""
-
-
-class Silent:
-    """Said for a process that has missed too many beats."""
-
-
-class Wake:
-    """Said by a thread of this process to another that waits for letters."""
+from blockstride.models.distributed.messages import Beat, Ended
 
 
 class Letter(NamedTuple):
@@ -72,7 +60,7 @@ class Inbox:
             on_end()
         self.put(sender, Ended())
 
-    def take(self, seconds: float | None) -> Letter | None:
+    def take(self, seconds: float | None = None) -> Letter | None:
         """The next letter.
 
         Args:
@@ -88,3 +76,48 @@ class Inbox:
 
     def _at_once(self, seconds: float | None) -> Letter:
         return self._letters.get() if seconds is None else self._letters.get_nowait()
+
+
+class Speaker:
+    """A pipe that several threads talk through, one after the other.
+
+    Args:
+        pipe: The pipe; nobody else sends through it.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._turn = pipe, Lock()
+
+    def send(self, message: Any) -> None:
+        """Says something, when it is this thread's turn."""
+        with self._turn:
+            self._pipe.send(message)
+
+
+class Outbox:
+    """Messages that a thread of its own sends, so that whoever has one never waits.
+
+    Whether they arrive is noticed elsewhere: a process that doesn't take them misses its beats.
+
+    Args:
+        pipe: The pipe; nobody else sends through it.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._messages: SimpleQueue[Any] = SimpleQueue()
+        Thread(target=_send_all, args=(pipe, self._messages), daemon=True).start()
+
+    def put(self, message: Any) -> None:
+        """Says something soon, after all that was put before."""
+        self._messages.put((message,))
+
+    def close(self) -> None:
+        """Says nothing more."""
+        self._messages.put(None)
+
+
+def _send_all(pipe: Connection, messages: SimpleQueue[Any]) -> None:
+    # nobody may listen any more
+    with suppress(OSError, ValueError):
+        while (envelope := messages.get()) is not None:
+            pipe.send(*envelope)
