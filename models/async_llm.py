@@ -68,7 +68,7 @@ class AsyncLLM:
 
 
 class _Mailbox:
-    """A queue of the running event loop that other threads put into."""
+    """A queue of the running event loop that any thread may put into."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -21,14 +21,14 @@ from blockstride.models.engine import PromptLimits, Request, SamplingParams, Tok
 from blockstride.models.engine.request import FinishReason
 
 CLOSE_SECONDS = 30.0
-"""How long closing waits for a step that is under way."""
+"""How long closing waits for the step that runs."""
 
 logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """What turns requests into tokens; see `Engine`. On one thread, `wake` apart."""
+    """What turns requests into tokens, called by one thread; `Engine` and `Deployment` are two."""
 
     limits: PromptLimits
 
@@ -50,7 +50,7 @@ class TokenEngine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Has a step that waits return, from any thread."""
+        """Makes a step that waits return; any thread may call it."""
         ...
 
     def close(self) -> None:
@@ -63,15 +63,15 @@ class Listener(Protocol):
     """Who is told what becomes of a request, on the loop's thread; it neither waits nor raises."""
 
     def on_token(self, token_id: int) -> FinishReason | None:
-        """Takes a new token, and says why it wants no more, if so."""
+        """Takes a new token; a reason if the request is to end with it."""
         ...
 
     def on_end(self, reason: FinishReason) -> None:
-        """No token follows."""
+        """The request has ended."""
         ...
 
     def on_error(self, error: BaseException) -> None:
-        """Nor here, as the engine can't go on, or was closed."""
+        """The request can't be completed: the engine failed, or was closed."""
         ...
 
 
@@ -98,7 +98,7 @@ class EngineLoop:
     What the engine raises goes to all who wait; it is asked again for what comes later.
 
     Args:
-        engine: The engine. While requests are under way, nobody else may use it.
+        engine: The engine. While requests are in flight, nobody else may use it.
     """
 
     def __init__(self, engine: TokenEngine) -> None:

@@ -39,16 +39,16 @@ class Completion:
 
 
 class Generation:
-    """A prompt on its way to a completion. The loop's thread tells it, any other asks.
+    """A prompt that is being continued. The loop's thread updates it; any thread may read it.
 
     Args:
         prompt: As it was given.
         prompt_ids: Its tokens.
         params: How to continue it.
         text: Makes text of tokens.
-        on_piece: Called with text that is decided, on the loop's thread; if it raises, nobody reads
+        on_piece: Called with text that is final, on the loop's thread; if it raises, nobody reads
             any more, and the request ends.
-        on_done: Called when nothing follows, on the loop's thread.
+        on_done: Called once it is over, on the loop's thread.
 
     Attributes:
         submission: The request.
@@ -84,23 +84,23 @@ class Generation:
             tuple(self._token_ids),
             len(self.submission.prompt_ids),
             self._finish_reason,
-            self._why_error(),
+            self._error_text(),
         )
 
-    def _why_error(self) -> str:
+    def _error_text(self) -> str:
         if self.text_error is not None:
             return str(self.text_error)
         request = self.submission.request
         return "" if request is None else request.error
 
     def result(self) -> Completion:
-        """The completion, or what the engine raised; what text was made of is in it anyway."""
+        """The completion; raises what the engine raised, but not that tokens have no text."""
         if self.error is not None:
             raise self.error
         return self.completion
 
     def raise_errors(self) -> None:
-        """Raises what kept all tokens from coming, or their text."""
+        """Raises what the engine raised, or why tokens have no text."""
         error = self.error or self.text_error
         if error is not None:
             raise error
@@ -114,7 +114,7 @@ class Generation:
     def on_token(self, token_id: int) -> FinishReason | None:
         """See `Listener`."""
         self._token_ids.append(token_id)
-        is_read = self._say(lambda: self._text.push(token_id))
+        is_read = self._extend(lambda: self._text.push(token_id))
         if self.text_error is not None:
             return "error"
         if self._text.stopped:
@@ -123,7 +123,7 @@ class Generation:
 
     def on_end(self, reason: FinishReason) -> None:
         """See `Listener`."""
-        self._say(self._text.finish)
+        self._extend(self._text.finish)
         reason = reason if self.text_error is None else "error"
         # it may have been the last token allowed
         self._finish_reason = "stop" if self._text.stopped else reason
@@ -134,8 +134,8 @@ class Generation:
         self.error = error
         self._end()
 
-    def _say(self, decode: Callable[[], str]) -> bool:
-        """Has text made of tokens, unless that went wrong before; whether somebody reads it."""
+    def _extend(self, decode: Callable[[], str]) -> bool:
+        """Extends the text, unless decoding has failed before; whether somebody still reads it."""
         if self.text_error is not None:
             return True
         try:

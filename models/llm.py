@@ -16,7 +16,7 @@ from blockstride.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.detokenizer import Detokenizer, TokenDecoder
 from blockstride.models.distributed import Deployment
-from blockstride.models.distributed.deployment import ANSWER_SECONDS
+from blockstride.models.distributed.deployment import TIMEOUT_SECONDS
 from blockstride.models.engine import Engine, EngineConfig, EngineReport, SamplingParams
 from blockstride.models.engine.values import expect_type
 from blockstride.models.engine_loop import EngineLoop
@@ -59,7 +59,7 @@ class LLM:
         device: `"cpu"`, `"cuda"`, whose GPUs are dealt to ranks in turn, or one, as `"cuda:1"`; all
             GPUs when there are some and this is None.
         transfer: How sequences are handed over; None for the defaults.
-        answer_seconds: After how long without a heartbeat a process is given up, and other engines
+        timeout_seconds: After how long without a heartbeat a process is given up, and other engines
             do its work.
 
     Attributes:
@@ -88,7 +88,7 @@ class LLM:
         dtype: str = "auto",
         device: str | torch.device | None = None,
         transfer: ConnectorSettings | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         prompts = _configs(prefill, "prefill")
         has_roles = bool(prompts) or decode is not None
@@ -112,7 +112,7 @@ class LLM:
                 dtype=dtype,
                 device=str(device or default_device()),
                 transfer=transfer,
-                answer_seconds=answer_seconds,
+                timeout_seconds=timeout_seconds,
             )
         else:
             self.engine = Engine(load_model(path, config, dtype=dtype, device=device), config)
@@ -137,7 +137,7 @@ class LLM:
         self.engine.close()
 
     def reports(self) -> list[EngineReport]:
-        """What every engine that lives has done so far, while no request is under way."""
+        """What every engine that lives has done so far, while no request is in flight."""
         if isinstance(self.engine, Engine):
             return [self.engine.report()]
         return self.engine.reports()

@@ -11,7 +11,7 @@ class TextStream:
     """The text of one request as it grows.
 
     Text is held back while it may be the beginning of a stop text, and while the next token may
-    change it. A stop text counts as soon as the text has it that there would be if no token
+    change it. A stop text counts as soon as it is in the text that there would be if no token
     followed.
 
     Args:

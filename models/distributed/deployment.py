@@ -44,10 +44,10 @@ from blockstride.models.fingerprint import model_fingerprint
 from blockstride.transfer.connector import ConnectorSettings
 
 HELD_SECONDS = 120.0
-"""How long a computed prompt waits for a decode engine to have room for it."""
+"""Longest time that a computed prompt waits until a decode engine has room for it."""
 
-ANSWER_SECONDS = 20.0
-"""A busy machine may not let a process run for some seconds."""
+TIMEOUT_SECONDS = 20.0
+"""Time without a heartbeat; a busy machine may not let a process run for some seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Deployment:
         dtype: See `load_model`.
         device: Where they run; ranks are dealt to all GPUs in turn.
         transfer: How sequences are handed over; None for the defaults.
-        answer_seconds: After how long without a heartbeat an engine is given up.
+        timeout_seconds: After how long without a heartbeat an engine is given up.
 
     Raises:
         ValueError: No decode engine, or a model or sizes that can't be.
@@ -81,21 +81,16 @@ class Deployment:
         dtype: str,
         device: str,
         transfer: ConnectorSettings | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         expect(len(decode) > 0, "decode", "at least one engine", "none")
-        expect(answer_seconds > 0, "answer_seconds", "more than 0", answer_seconds)
+        expect(timeout_seconds > 0, "timeout_seconds", "more than 0", timeout_seconds)
         # once for all ranks, and before anything is begun that would have to be ended
         fingerprint = model_fingerprint(path) if prefill else ""
         self._inbox = inbox = Inbox()
-        # not of this object, whose end would wait for that of the watch
-        silent = Failed(TimeoutError, f"it has not answered for {answer_seconds:g} s")
-        watch = Watch(answer_seconds, lambda engine: inbox.put(engine, silent))
-        settings = None
-        if prefill:
-            settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
-            # whoever gives engines different types wants them converted
-            settings = replace(settings, key=settings.key or token_bytes(32), cast=True)
+        # no method of this object, which would then never be collected while the watch runs
+        silent = Failed(TimeoutError, f"no heartbeat for {timeout_seconds:g} s")
+        watch = Watch(timeout_seconds, lambda engine: inbox.put(engine, silent))
         self.engines: list[EngineProcesses] = []
         self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
         belongings = self.engines, watch, self._folder
@@ -108,8 +103,8 @@ class Deployment:
                 path=str(path),
                 dtype=dtype,
                 folder=self._folder,
-                transfer=settings,
-                answer_seconds=answer_seconds,
+                transfer=_shared_settings(transfer) if prefill else None,
+                timeout_seconds=timeout_seconds,
                 model_fingerprint=fingerprint,
             )
             answers = start_engines(self.engines, inbox)
@@ -120,7 +115,7 @@ class Deployment:
         self._requests = Requests(self.prefill, self.decode)
         limits = [ready.limits for ready in answers if ready.limits is not None]
         self.limits = min(limits, key=lambda limits: limits.max_len)
-        inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.gets_on else None
+        inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.makes_progress else None
         watch.start(list(self.engines))
         for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:
@@ -150,7 +145,7 @@ class Deployment:
         self._requests.abort(request, reason)
 
     def wake(self) -> None:
-        """Has a step that waits return, from any thread."""
+        """Makes a step that waits return; any thread may call it."""
         self._inbox.put(self, Wake())
 
     @property
@@ -159,7 +154,7 @@ class Deployment:
         return len(self._requests) > 0
 
     def step(self) -> list[TokenEvent]:
-        """Waits until an engine has something to say.
+        """Waits for a message of an engine.
 
         Returns:
             New tokens, and ends of requests that failed.
@@ -192,14 +187,14 @@ class Deployment:
         return []
 
     def _lose(self, engine: EngineProcesses, reason: str) -> list[TokenEvent]:
-        """Gives up an engine, and what it was doing to others."""
+        """Gives up an engine; its requests go on in others."""
         logger.error("%s: %s", engine.engine_id, reason)
         engine.kill()
         return self._requests.on_gone(engine, reason)
 
     def reports(self) -> list[EngineReport]:
-        """What every engine that lives has done so far, while no request is under way."""
-        expect(not self.has_work, "deployment", "no request under way", "some")
+        """What every engine that lives has done so far, while no request is in flight."""
+        expect(not self.has_work, "deployment", "no request in flight", "some")
         reports: dict[str, EngineReport] = {}
         asked = [engine for engine in self.engines if engine.is_alive]
         for engine in asked:
@@ -221,6 +216,13 @@ class Deployment:
         for engine in reversed(self.engines):
             engine.close()
         self._finalizer()
+
+
+def _shared_settings(transfer: ConnectorSettings | None) -> ConnectorSettings:
+    """Settings of all connectors, which trust each other by a key that nobody else has."""
+    settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
+    # whoever gives engines different types wants them converted
+    return replace(settings, key=settings.key or token_bytes(32), cast=True)
 
 
 def _end(process: int, engines: Sequence[EngineProcesses], watch: Watch, folder: str) -> None:

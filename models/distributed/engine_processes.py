@@ -1,4 +1,4 @@
-"""The processes of one engine, as the front end starts, hears and ends them."""
+"""The processes of one engine: how the front end starts them, talks to them and ends them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class EngineProcesses:
         return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def tell(self, message: Any) -> None:
-        """Says something to rank 0, without waiting until it listens."""
+        """Sends a message to rank 0, without waiting until it is received."""
         if self.is_alive:
             assert self._outbox is not None, "it was started"
             self._outbox.put(message)

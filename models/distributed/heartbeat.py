@@ -1,7 +1,7 @@
-"""Heartbeats: a process says that it gets on, and those who wait for it count the beats it misses.
+"""Heartbeats: a process says that it makes progress, and others count the beats that it misses.
 
 A beat comes from a thread beside the one that works, so a long step delays none. A process that is
-stopped, swapped out or dead sends none at all; one whose work doesn't get on says so in its beats.
+stopped, swapped out or dead sends none at all; one whose work is stuck says so in its beats.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from typing import Any
 from blockstride.models.distributed.messages import Beat
 
 BEATS = 5
-"""Beats that are due in the time after which a process is given up."""
+"""Beats that a process sends in the time after which it would be given up."""
 
 STEP_SECONDS = 600.0
 """Longest time for one piece of work, a first one with all its compilers."""
 
 LEAST_SHARE = 0.01
-"""Of a processor, that a thread takes at least when it computes."""
+"""A thread that computes takes at least this share of a processor."""
 
 
 class Pulse:
-    """Beats for the thread that makes it, from another one.
+    """Beats for the thread that makes it, sent by another one.
 
-    Since the last beat that thread must have waited for something to do, ended a piece of work,
-    computed, or had another program run, as compilers are. If it has done none of these, it waits
-    for something that doesn't come.
+    A thread makes progress if, since the last beat, it was idle, finished some work, computed, or
+    had another program run, such as a compiler. Otherwise it waits for something that doesn't come.
 
     Args:
         seconds: After how long without a beat the process is given up.
-        say: Called with each beat, on that other thread.
+        send: Called with each beat, on that other thread.
     """
 
-    def __init__(self, seconds: float, say: Callable[[Beat], object]) -> None:
-        self._interval, self._say = seconds / BEATS, say
+    def __init__(self, seconds: float, send: Callable[[Beat], object]) -> None:
+        self._interval, self._send = seconds / BEATS, send
         self._clock = time.pthread_getcpuclockid(get_ident())
         self._children = Path(f"/proc/self/task/{get_native_id()}/children")
-        self._rests = False
-        self._pieces = self._last_pieces = 0
+        self._is_idle = False
+        self._num_finished = self._last_finished = 0
         self._began = time.monotonic()
         self._last_cpu = 0.0
 
@@ -50,35 +49,35 @@ class Pulse:
         """Begins to beat, until the process ends."""
         Thread(target=self._run, name="blockstride-pulse", daemon=True).start()
 
-    def ended_a_piece(self) -> None:
-        """Says that some work is done."""
-        self._pieces += 1
+    def finished_work(self) -> None:
+        """Some work is done; the thread itself says so."""
+        self._num_finished += 1
         self._began = time.monotonic()
 
     @contextmanager
-    def resting(self) -> Iterator[None]:
+    def idle(self) -> Iterator[None]:
         """While there is nothing to do."""
-        self._rests = True
+        self._is_idle = True
         try:
             yield
         finally:
-            self.ended_a_piece()
-            self._rests = False
+            self.finished_work()
+            self._is_idle = False
 
     def _run(self) -> None:
-        # nobody may listen any more: the process is about to end
+        # when nobody listens any more, the process is about to end
         with suppress(OSError, ValueError):
             while True:
                 time.sleep(self._interval)
-                self._say(Beat(self.gets_on()))
+                self._send(Beat(self.makes_progress()))
 
-    def gets_on(self) -> bool:
-        """Whether the thread has got on since the last call."""
-        cpu, pieces = time.clock_gettime(self._clock), self._pieces
+    def makes_progress(self) -> bool:
+        """Whether the thread has made progress since the last call."""
+        cpu, num_finished = time.clock_gettime(self._clock), self._num_finished
         computed = cpu - self._last_cpu > LEAST_SHARE * self._interval
-        moved = pieces != self._last_pieces
-        self._last_cpu, self._last_pieces = cpu, pieces
-        if self._rests or moved:
+        finished = num_finished != self._last_finished
+        self._last_cpu, self._last_finished = cpu, num_finished
+        if self._is_idle or finished:
             return True
         in_time = time.monotonic() - self._began < STEP_SECONDS
         return in_time and (computed or self._runs_programs())
@@ -90,27 +89,31 @@ class Pulse:
 
 
 class Watch:
-    """Counts beats that others miss.
+    """Counts the beats that other processes miss.
 
     It counts on a thread of its own: while this whole process is stopped, nobody misses a beat.
 
     Args:
-        seconds: Who sends no beat for so long is silent.
-        on_silent: Called once for each who is, on the counting thread.
+        seconds: A process that sends no beat for so long is unresponsive.
+        on_unresponsive: Called once for each that is, on the counting thread.
     """
 
-    def __init__(self, seconds: float, on_silent: Callable[[Any], object]) -> None:
-        self._interval, self._on_silent = seconds / BEATS, on_silent
+    def __init__(self, seconds: float, on_unresponsive: Callable[[Any], object]) -> None:
+        self._interval, self._on_unresponsive = seconds / BEATS, on_unresponsive
         self._missed: dict[Any, int] = {}
         self._lock, self._end = Lock(), Event()
 
     def start(self, others: list[Any]) -> None:
-        """Begins to expect beats of some others."""
+        """Expects beats from now on.
+
+        Args:
+            others: Who sends them, under any name.
+        """
         self._missed = dict.fromkeys(others, 0)
         Thread(target=self._run, name="blockstride-watch", daemon=True).start()
 
     def heard(self, other: Any) -> None:
-        """Somebody's beat has come."""
+        """A beat has come."""
         with self._lock:
             if other in self._missed:
                 self._missed[other] = 0
@@ -122,7 +125,7 @@ class Watch:
     def _run(self) -> None:
         while not self._end.wait(self._interval):
             for other in self._late():
-                self._on_silent(other)
+                self._on_unresponsive(other)
 
     def _late(self) -> list[Any]:
         with self._lock:

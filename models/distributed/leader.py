@@ -24,7 +24,7 @@ from blockstride.models.distributed.messages import (
     Stop,
     Wake,
 )
-from blockstride.models.distributed.pipes import Inbox, Letter, Speaker
+from blockstride.models.distributed.pipes import Inbox, Letter, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks, join_ranks
 from blockstride.models.engine import Engine, EngineReport
@@ -46,7 +46,7 @@ class Leader:
     """
 
     def __init__(
-        self, setup: Setup, model: HybridModel, ranks: Ranks, inbox: Inbox, front_end: Speaker
+        self, setup: Setup, model: HybridModel, ranks: Ranks, inbox: Inbox, front_end: LockedPipe
     ) -> None:
         self._setup, self._ranks = setup, ranks
         self._inbox, self._front_end = inbox, front_end
@@ -56,14 +56,14 @@ class Leader:
                 setup, setup.transfer, model, self.engine.pools, lambda: inbox.put(0, Wake())
             )
         self._jobs = Jobs(self.engine, ranks, front_end.send)
-        self._pulse = Pulse(setup.answer_seconds, self._beat)
-        self._watch = Watch(setup.answer_seconds, self._on_silent)
-        self._others_get_on = False
+        self._pulse = Pulse(setup.timeout_seconds, self._beat)
+        self._watch = Watch(setup.timeout_seconds, self._on_unresponsive)
+        self._others_progress = False
         self._is_stuck = False
         self._is_closing = False
 
     def run(self) -> None:
-        """Serves for as long as it is wanted, once all ranks are there."""
+        """Waits for all ranks, and serves until it is told to close."""
         own = self._ranks.transfers
         addresses = {0: own.address if own else ""}
         deadline = monotonic() + START_SECONDS
@@ -98,14 +98,14 @@ class Leader:
                 letter = self._inbox.take(0)
             if self.engine.has_work:
                 self._step()
-            self._pulse.ended_a_piece()
+            self._pulse.finished_work()
         self._ranks.close()
 
     def _next_letter(self) -> Letter | None:
         """Waits for one when there is nothing to compute before it comes."""
         if self.engine.has_work and not self._is_stuck:
             return self._inbox.take(0)
-        with self._pulse.resting():
+        with self._pulse.idle():
             return self._inbox.take()
 
     def _on(self, sender: Any, message: Any) -> None:
@@ -135,7 +135,7 @@ class Leader:
     def _step(self) -> None:
         steps = self.engine.stats.steps
         events = self.engine.step()
-        # in the way of an empty step are blocks that others have, and a letter comes with them
+        # an empty step lacks blocks that others hold, and a letter comes when they are free
         self._is_stuck = self.engine.stats.steps == steps
         if not self._is_stuck:
             self._front_end.send(self._jobs.on_step(events))
@@ -150,16 +150,16 @@ class Leader:
         )
 
     def _on_beat(self, rank: int, beat: Beat) -> None:
-        """A follower lives; called on the thread that listens to it."""
+        """A follower is alive; called on the thread that listens to it."""
         self._watch.heard(rank)
-        self._others_get_on |= beat.gets_on
+        self._others_progress |= beat.makes_progress
 
     def _beat(self, beat: Beat) -> None:
-        """Ranks wait for each other, so all get on as long as one does."""
-        gets_on, self._others_get_on = beat.gets_on or self._others_get_on, False
-        self._front_end.send(Beat(gets_on))
+        """Ranks wait for each other, so all make progress as long as one does."""
+        makes_progress, self._others_progress = beat.makes_progress or self._others_progress, False
+        self._front_end.send(Beat(makes_progress))
 
-    def _on_silent(self, rank: int) -> None:
-        """This thread says it, as the one that works may wait for that rank for ever."""
-        reason = f"rank {rank} has not answered for {self._setup.answer_seconds:g} s"
+    def _on_unresponsive(self, rank: int) -> None:
+        """Called on the counting thread: the one that works may wait for that rank for ever."""
+        reason = f"no heartbeat of rank {rank} for {self._setup.timeout_seconds:g} s"
         self._front_end.send(Failed(RuntimeError, reason))

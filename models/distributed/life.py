@@ -1,12 +1,12 @@
 """The life of a request across engines: two tables, of every state and every event.
 
-The front end knows requests. Whatever it asks an engine to do about one is a job with a number
-that is never used again, so that a message about a job that is over can't be taken for one about
-another. An engine knows jobs. Whoever hears of a job that isn't known (any more) is in the last row
-of a table and does nothing.
+One table is the front end's, the other that of every engine, where a request is called a job. Both
+know it by the same id. A request that begins anew gets a new one, and no engine hears of an id
+twice, so a late message is about a request that nobody knows: that is the last row of a table,
+where nothing happens.
 
-A row is a state, an entry says what an event does to it: the next state, and what is done on the
-way, in order. `FRONT_END` and `ENGINE` are carried out by `Requests` and `Jobs`.
+A row is a state; an entry says what an event does to it: the next state, and what is done on the
+way, in order. `FRONT_END` is carried out by `Requests`, `ENGINE` by `Jobs`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class News(Enum):
 class Deed(Enum):
     """What the front end does about it."""
 
-    PLACE = "begins a new job in the engine that suits best, with the tokens there are"
-    MOVE = "begins a new job in an engine that reads the blocks"
-    STOP = "tells the engine to stop its job"
-    LET_GO = "tells the holder to stop its job"
+    PLACE = "starts it in the engine that suits best, with the tokens there are"
+    MOVE = "starts it in an engine that reads the blocks"
+    STOP = "tells the engine to stop it"
+    LET_GO = "tells the holder to free its blocks"
     FORGET_HOLDER = "expects nothing more of the holder"
 
 
 class State(Enum):
-    """Where a job is, as its engine sees it."""
+    """Where a request is, as an engine sees it: a job."""
 
     COMPUTING = "it waits or runs, and owns its blocks"
     TO_READ = "it waits for blocks that are to be read"
     READING = "ranks read into its blocks"
     OFFERING = "ranks begin to hold its blocks for another engine"
     HELD = "all ranks hold its blocks"
-    RETURNING = "ranks have been told to let go of its blocks"
+    RETURNING = "ranks have been told to hold its blocks no longer"
     OVER = "it is over, or never was; it has no blocks"
 
 
@@ -77,7 +77,7 @@ class Act(Enum):
     REMOVE = "takes it out of the schedule, and its blocks back"
     READ = "has ranks read its blocks"
     RUN = "lets it run with what has been read"
-    SET_APART = "takes its blocks from it, for nobody until nothing writes to them; reads no more"
+    SET_APART = "stops reading, and sets its blocks apart until nothing writes to them"
     DROP = "takes it out of the schedule; its blocks are not its own any more"
     COMPUTE = "has it computed here"
     OFFER = "takes it out of the schedule, and has ranks hold its blocks"

@@ -39,7 +39,7 @@ class Setup(Struct, frozen=True):
         dtype: What it computes in; see `load_model`.
         folder: Where the ranks of an engine find each other.
         transfer: How it hands sequences over; None: it doesn't.
-        answer_seconds: After how long without a heartbeat a process is given up.
+        timeout_seconds: After how long without a heartbeat a process is given up.
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
         log_level: What it says on standard error.
         rank: Its tensor-parallel rank; rank 0 leads the others.
@@ -52,7 +52,7 @@ class Setup(Struct, frozen=True):
     dtype: str
     folder: str
     transfer: ConnectorSettings | None
-    answer_seconds: float
+    timeout_seconds: float
     model_fingerprint: str = ""
     log_level: int = logging.WARNING
     rank: int = 0
@@ -192,9 +192,9 @@ class Failed(Struct, frozen=True):
 
 
 class Beat(Struct, frozen=True):
-    """A process lives; whether its work gets on."""
+    """A process is alive; whether its work makes progress."""
 
-    gets_on: bool
+    makes_progress: bool
 
 
 class Outcome(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Pipes between processes: many are heard through one inbox, and nobody who speaks has to wait."""
+"""Pipes between processes: one inbox receives from many, and senders never wait for long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inbox:
         self._letters: SimpleQueue[Letter] = SimpleQueue()
 
     def put(self, sender: Any, message: Any) -> None:
-        """Says something from within this process, on any thread."""
+        """Adds a message from within this process; any thread may call it."""
         self._letters.put(Letter(sender, message))
 
     def listen(
@@ -78,8 +78,8 @@ class Inbox:
         return self._letters.get() if seconds is None else self._letters.get_nowait()
 
 
-class Speaker:
-    """A pipe that several threads talk through, one after the other.
+class LockedPipe:
+    """A pipe that several threads send through, one after the other.
 
     Args:
         pipe: The pipe; nobody else sends through it.
@@ -89,15 +89,15 @@ class Speaker:
         self._pipe, self._turn = pipe, Lock()
 
     def send(self, message: Any) -> None:
-        """Says something, when it is this thread's turn."""
+        """Sends a message, when it is this thread's turn."""
         with self._turn:
             self._pipe.send(message)
 
 
 class Outbox:
-    """Messages that a thread of its own sends, so that whoever has one never waits.
+    """A thread that sends messages, so that nobody waits until they are received.
 
-    Whether they arrive is noticed elsewhere: a process that doesn't take them misses its beats.
+    A process that doesn't receive them is noticed by the heartbeats that it misses.
 
     Args:
         pipe: The pipe; nobody else sends through it.
@@ -108,16 +108,16 @@ class Outbox:
         Thread(target=_send_all, args=(pipe, self._messages), daemon=True).start()
 
     def put(self, message: Any) -> None:
-        """Says something soon, after all that was put before."""
+        """Sends a message after all that were put before."""
         self._messages.put((message,))
 
     def close(self) -> None:
-        """Says nothing more."""
+        """Sends nothing more."""
         self._messages.put(None)
 
 
 def _send_all(pipe: Connection, messages: SimpleQueue[Any]) -> None:
-    # nobody may listen any more
+    # the other end may be gone
     with suppress(OSError, ValueError):
         while (envelope := messages.get()) is not None:
             pipe.send(*envelope)

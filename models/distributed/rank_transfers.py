@@ -55,7 +55,7 @@ class RankTransfers:
         )
         self._on_change = on_change
         # nobody who waits hears less of this than of an engine that is silent
-        self._read_seconds = min(READ_SECONDS, setup.answer_seconds)
+        self._read_seconds = min(READ_SECONDS, setup.timeout_seconds)
         self._reads: dict[int, ReadHandle] = {}
         self._arrived: set[int] = set()
         self._events: list[Outcome | Settled] = []

@@ -32,7 +32,7 @@ from blockstride.models.distributed.messages import (
     Setup,
     Wake,
 )
-from blockstride.models.distributed.pipes import Inbox, Speaker
+from blockstride.models.distributed.pipes import Inbox, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks, join_ranks, load_rank
 from blockstride.models.engine.pools import make_pools
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     setup = parent.recv()
     logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
     logging.getLogger("blockstride").setLevel(setup.log_level)
-    inbox, speaker = Inbox(), Speaker(parent)
+    inbox, speaker = Inbox(), LockedPipe(parent)
     inbox.listen(PARENT, parent, lambda: os._exit(1))
     for i, follower in enumerate(followers):
         inbox.listen(i + 1, follower)
@@ -72,7 +72,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def follow(setup: Setup, inbox: Inbox, leader: Speaker) -> None:
+def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
     """Runs any rank but 0: it computes what it is told, and does its part of hand-overs."""
     model = load_rank(setup)
     pools = make_pools(model, setup.config)
@@ -84,10 +84,10 @@ def follow(setup: Setup, inbox: Inbox, leader: Speaker) -> None:
         )
     leader.send(Ready((transfers.address if transfers else "",)))
     join_ranks(setup)
-    pulse = Pulse(setup.answer_seconds, leader.send)
+    pulse = Pulse(setup.timeout_seconds, leader.send)
     pulse.start()
     while True:
-        with pulse.resting():
+        with pulse.idle():
             letter = inbox.take()
         assert letter is not None, "it waits as long as it takes"
         match letter.message:

@@ -20,15 +20,15 @@ SMOOTHING = 0.1
 
 
 class Admission:
-    """Lets requests in that come to their end without losing their blocks to others.
+    """Admits requests that can finish without losing their blocks to others.
 
     That is sure when the blocks that are free, and those that admitted requests hold, are enough
     for all of them at their greatest lengths. It is more than most need, too: answers tend to end
-    before they must. So a request may be let in on a bet as well, that all answers take the share
+    before they must. So a request may be admitted on a bet as well, that all answers take the share
     of what they are allowed that earlier ones took. A bet that is lost means computing a request
     again, at most all tokens of it, its stake; the stakes of all bets and what was lost before stay
-    within a budget. Whoever has lost its blocks once is let in again only when it is sure to keep
-    them.
+    within a budget. A request that was preempted is admitted again only when it is sure to keep its
+    blocks.
 
     Args:
         blocks: Owner of the blocks.

@@ -149,7 +149,7 @@ class Engine:
             self.scheduler.remove(request)
 
     def wake(self) -> None:
-        """Has a step that waits return, from any thread; no step of this engine waits."""
+        """Makes a step that waits return; no step of this engine waits."""
 
     def close(self) -> None:
         """Ends what runs beside this process; this engine has nothing there."""
@@ -234,7 +234,7 @@ class Engine:
         return EngineReport(self.stats, preemptions, free, layouts)
 
     def release(self, request_id: int) -> None:
-        """Takes back the blocks that a request holds which doesn't run here any more."""
+        """Frees the blocks of a request that is not scheduled here any more."""
         self._on_freed(self.blocks.release(request_id))
 
     def _on_freed(self, blocks: list[list[int]]) -> None:
@@ -258,5 +258,5 @@ def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
         if len(requests) == 1:
             requests[0].error = f"{type(error).__name__}: {error}"
             return [-1]
-        # whose trouble it is shows when each is alone
+        # one by one, so that only those end that fail alone
         return [_sample(row, [r])[0] for row, r in zip(logits.split(1), requests, strict=True)]

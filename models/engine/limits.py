@@ -1,4 +1,4 @@
-"""What keeps a prompt from being continued: its length, or tokens that there aren't."""
+"""Which prompts an engine can continue: how long they may be, and of which tokens."""
 
 from __future__ import annotations
 

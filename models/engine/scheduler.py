@@ -25,11 +25,11 @@ class Scheduler:
     """Continuous batching, first come first served.
 
     Requests wait in one queue, those whose caches come from elsewhere among them, and are admitted
-    from its head by one rule (`Admission`): nobody who came later overtakes, and who runs is not in
-    want of blocks because of one that waits. Every step serves the admitted requests, oldest first,
-    until its tokens are used up; prompts longer than a step or a chunk are computed piece by piece.
-    If blocks run out for all that, the youngest is preempted for an older one: it loses its blocks
-    and waits to be computed again, prompt and output alike.
+    from its head by one rule (`Admission`): no later request overtakes an earlier one, and no
+    running one lacks blocks because of one that waits. Every step serves the admitted requests,
+    oldest first, until its tokens are used up; prompts longer than a step or a chunk are computed
+    piece by piece. If blocks run out for all that, the youngest is preempted for an older one: it
+    loses its blocks and waits to be computed again, prompt and output alike.
 
     Args:
         blocks: Owner of the blocks.
@@ -70,18 +70,18 @@ class Scheduler:
         """Puts a request at the end of the queue.
 
         Args:
-            request: It.
-            fetch: Called when it has blocks for all its tokens but the last, to have them filled
-                from elsewhere; `attach` ends that. None: it is computed here.
+            request: The request.
+            fetch: Called when it has blocks for all its tokens but the last, which are to be
+                filled from elsewhere; `attach` says that they are. None: it is computed here.
         """
         if fetch is not None:
             self._fetches[request.request_id] = fetch
         self.waiting.append(request)
 
     def compute(self, request: Request) -> None:
-        """Has a request computed here after all, in its turn, that was to be fetched.
+        """Computes a request here after all, in its turn, that was to be fetched.
 
-        Blocks that were to be filled are not its own any more.
+        It no longer owns the blocks that were to be filled.
         """
         self._fetches.pop(request.request_id, None)
         if request in self.arriving:
@@ -134,8 +134,8 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step; empty when there is nothing to compute.
 
-        It is also empty while blocks that others hold for some time, for readers or since something
-        may still write to them, are in the way of the only request.
+        It is also empty while the only request lacks blocks that are held for a while: for readers,
+        or because something may still write to them.
         """
         self.admit()
         step: list[Scheduled] = []

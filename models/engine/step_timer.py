@@ -1,4 +1,4 @@
-"""The time of steps, as the device that computes them takes it."""
+"""How long steps take on the device that computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of padding: what makes everything compiled that serving will need."""
+"""Warming up: steps of padding that have everything compiled before a request comes."""
 
 from __future__ import annotations
 

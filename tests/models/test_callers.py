@@ -82,7 +82,7 @@ def run_threads(*functions):
         raise errors[0]
 
 
-def test_streams_that_are_read_in_turn_have_texts_of_their_own(llm, alone):
+def test_streams_that_are_read_in_turn_keep_their_texts_apart(llm, alone):
     streams = [llm.stream(prompt, PARAMS[1]) for prompt in PROMPTS]
     texts = [""] * len(streams)
     left = list(enumerate(streams))
@@ -161,7 +161,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_callers_of_every_kind_get_the_texts_of_one(llm, alone, seed):
+def test_callers_of_every_kind_get_the_texts_that_they_get_alone(llm, alone, seed):
     run_threads(*(Caller(llm, alone, f"{seed} {i}").run for i in range(3)))
 
 
@@ -248,7 +248,7 @@ def test_what_the_engine_raises_goes_to_all_who_wait(llm, alone, monkeypatch):
     assert llm.generate(PROMPTS[1], PARAMS[1])[0].text == alone[PROMPTS[1], 1]
 
 
-def test_an_engine_that_loses_a_request_lets_nobody_wait_for_it(llm, monkeypatch):
+def test_nobody_waits_for_a_request_that_the_engine_has_lost(llm, monkeypatch):
     monkeypatch.setattr(llm.engine, "step", list)
     monkeypatch.setattr(type(llm.engine), "has_work", False)
     with pytest.raises(RuntimeError, match="engine: expected work on 1 requests, got none"):
@@ -276,7 +276,7 @@ def test_tokens_without_text_end_their_own_request_alone(llm, alone, monkeypatch
     assert second.text == alone[PROMPTS[0], 0]
 
 
-def test_a_closed_llm_says_so_to_all(reference):
+def test_all_callers_of_a_closed_llm_are_told_so(reference):
     llm = LLM(reference.path)
     waiting, read = llm.stream("abc", ENDLESS), llm.stream("abc", PARAMS[0])
     next(waiting)

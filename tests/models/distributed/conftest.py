@@ -18,7 +18,7 @@ def deploy():
     with contextlib.ExitStack() as stack:
 
         def make(*arguments, **options):
-            options = {"device": "cpu", "answer_seconds": SECONDS, **options}
+            options = {"device": "cpu", "timeout_seconds": SECONDS, **options}
             return stack.enter_context(LLM(*arguments, **options))
 
         yield make

@@ -8,7 +8,7 @@ from tests.models.distributed.deployments import all_blocks_are_free, engine, un
 from tests.models.test_callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
 
 
-def test_callers_of_a_deployment_get_the_texts_of_one(deploy, reference):
+def test_callers_of_several_engines_get_the_texts_of_one_engine(deploy, reference):
     one = LLM(reference.path)
     alone = {
         (prompt, at): one.generate(prompt, params)[0].text

@@ -7,7 +7,7 @@ from blockstride.models.cli import main
 ENGINES = ["--prefill", "tp=1,layout=BHLNC,mib=16", "--decode", "layout=LBNHC,block=48,mib=16"]
 
 
-def test_engines_of_the_command_line_give_the_text_of_one(reference, capsys):
+def test_engines_in_processes_print_the_text_of_one_engine(reference, capsys):
     arguments = ["generate", "--model", str(reference.path), "--prompt", "hello", "--stats"]
     assert main([*arguments, "--max-tokens", "20", "--ignore-eos"]) == 0
     alone = capsys.readouterr().out
@@ -27,7 +27,7 @@ def test_engines_of_the_command_line_give_the_text_of_one(reference, capsys):
         ("layout=XYZ", "expected a permutation of LBHNC"),
     ],
 )
-def test_an_engine_that_cannot_be_is_explained(reference, capsys, engine, message):
+def test_a_refused_engine_is_explained(reference, capsys, engine, message):
     arguments = ["--model", str(reference.path), "--prompt", "hello", "--prefill", engine]
     assert main(["generate", *arguments]) == 2
     assert message in capsys.readouterr().err

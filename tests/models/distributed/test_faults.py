@@ -19,7 +19,7 @@ from tests.models.distributed.deployments import (
     tokens_of_transformers,
     until,
 )
-from tests.models.distributed.walk import ANSWER_SECONDS, answers, walk
+from tests.models.distributed.walk import TIMEOUT_SECONDS, answers, walk
 
 # the first step of a process loads compiled kernels, which takes a busy machine seconds
 QUICK = 8.0
@@ -44,7 +44,7 @@ def tokens_after(llm, fault, when, prompt, count, params=None):
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_a_prompt_is_computed_elsewhere_when_its_engine_fails(deploy, reference, fault):
     slow = engine(prefill_chunk=8)
-    llm = deploy(reference.path, prefill=slow, decode=engine(), answer_seconds=QUICK)
+    llm = deploy(reference.path, prefill=slow, decode=engine(), timeout_seconds=QUICK)
     (wanted,) = tokens_of_transformers(reference, llm, [LONG], 5)
     failing = llm.engine.prefill[0]
     got = tokens_after(llm, lambda: fault(failing), lambda r: r.num_cached > 8, LONG, 5)
@@ -57,7 +57,7 @@ def test_a_prompt_is_computed_elsewhere_when_its_engine_fails(deploy, reference,
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, reference, fault):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=QUICK)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), timeout_seconds=QUICK)
     params = SamplingParams(max_tokens=200, temperature=1.0, seed=5, ignore_eos=True)
     (wanted,) = tokens_of(LLM(reference.path), PROMPTS[:1], params)
     failing = llm.engine.decode[0]
@@ -70,8 +70,8 @@ def test_a_continuation_goes_on_elsewhere_when_its_engine_fails(deploy, referenc
     until(lambda: all_blocks_are_free(llm))
 
 
-def test_an_engine_that_takes_no_messages_holds_nobody_up(deploy, reference):
-    llm = deploy(reference.path, decode=[engine(), engine()], answer_seconds=QUICK)
+def test_an_engine_that_reads_no_messages_blocks_nobody(deploy, reference):
+    llm = deploy(reference.path, decode=[engine(), engine()], timeout_seconds=QUICK)
     (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 5)
     failing = llm.engine.decode[0]
     stop(failing)
@@ -110,7 +110,7 @@ def test_requests_fail_by_name_when_no_engine_is_left(deploy, reference):
 
 @pytest.mark.parametrize("fault", [kill, stop])
 def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, monkeypatch):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=QUICK)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), timeout_seconds=QUICK)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
@@ -128,7 +128,7 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
     assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
 
 
-def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypatch):
+def test_a_request_is_computed_again_when_its_lease_ran_out(deploy, reference, monkeypatch):
     llm = deploy(reference.path, prefill=engine(), decode=engine())
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
@@ -142,7 +142,7 @@ def test_a_lease_that_ran_out_means_computing_again(deploy, reference, monkeypat
     assert llm.reports()[1].failed_loads == 1
 
 
-def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, monkeypatch):
+def test_held_blocks_are_freed_when_their_request_is_aborted(deploy, reference, monkeypatch):
     llm = deploy(reference.path, prefill=engine(), decode=engine())
     requests, reader = llm.engine._requests, llm.engine.decode[0]
     on_held = requests.on_held
@@ -161,8 +161,8 @@ def test_blocks_are_let_go_when_nobody_wants_them_any_more(deploy, reference, mo
     assert llm.reports()[1].transfers.requests == 0
 
 
-def test_one_that_went_back_to_its_holder_may_be_aborted_at_once(deploy, reference, monkeypatch):
-    """Its second job there has nothing to do with the blocks that are held as the first one."""
+def test_a_request_that_went_back_to_its_holder_can_be_aborted(deploy, reference, monkeypatch):
+    """What it is there now has nothing to do with the blocks that are held under its old id."""
     llm = deploy(reference.path, prefill=engine(), decode=engine())
     (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], 6)
     prefill, decode = llm.engine.prefill[0], llm.engine.decode[0]
@@ -182,9 +182,9 @@ def test_one_that_went_back_to_its_holder_may_be_aborted_at_once(deploy, referen
     until(lambda: all_blocks_are_free(llm))
 
 
-def test_a_death_is_told_to_all_who_wait_for_the_dead(deploy, reference, monkeypatch):
+def test_all_who_wait_for_a_dead_engine_hear_of_it_at_once(deploy, reference, monkeypatch):
     """Loads from a dead engine don't go on until their time is up."""
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), answer_seconds=PATIENT)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), timeout_seconds=PATIENT)
     wanted = tokens_of_transformers(reference, llm, PROMPTS[:1], 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
@@ -209,7 +209,7 @@ def test_a_death_is_told_to_all_who_wait_for_the_dead(deploy, reference, monkeyp
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_engine_is_given_up_and_the_others_go_on(deploy, reference, rank):
-    llm = deploy(reference.path, decode=[engine(tp_size=2), engine()], answer_seconds=4.0)
+    llm = deploy(reference.path, decode=[engine(tp_size=2), engine()], timeout_seconds=4.0)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 300)
     requests = [llm.engine.add_request(llm.tokenizer.encode(p).ids, greedy(300)) for p in PROMPTS]
     stopped = llm.engine.decode[0]
@@ -231,12 +231,12 @@ def test_a_stopped_engine_is_given_up_and_the_others_go_on(deploy, reference, ra
     until(lambda: all_blocks_are_free(llm))
 
 
-def test_a_walk_of_accidents_leaves_right_answers_and_free_blocks(deploy, reference):
+def test_after_random_faults_answers_are_right_and_blocks_free(deploy, reference):
     llm = deploy(
         reference.path,
         prefill=engine(),
         decode=[engine(num_blocks=(4, 20)), engine()],
-        answer_seconds=ANSWER_SECONDS,
+        timeout_seconds=TIMEOUT_SECONDS,
     )
     walk(llm, answers(reference), random.Random(3))
     until(lambda: all_blocks_are_free(llm))

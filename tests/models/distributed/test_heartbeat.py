@@ -1,4 +1,4 @@
-"""Who gets on beats; who doesn't, or doesn't live, is noticed."""
+"""Heartbeats tell who makes progress, and who is stuck, stopped or dead."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def has_a_program_run(seconds):
 
 
 def observed(work):
-    """Whether a thread was said to get on, while it did something for some time."""
+    """Whether a thread was said to make progress, while it did something for some time."""
     said, made, done = [], Event(), Event()
 
     def run():
@@ -38,54 +38,54 @@ def observed(work):
     thread.start()
     made.wait()
     (pulse,) = said
-    pulse.gets_on()
+    pulse.makes_progress()
     done.set()
     sleep(0.2)
-    pulse.gets_on()
+    pulse.makes_progress()
     sleep(0.3)
-    gets_on = pulse.gets_on()
+    makes_progress = pulse.makes_progress()
     thread.join()
-    return gets_on
+    return makes_progress
 
 
-def rests(pulse):
-    with pulse.resting():
+def is_idle(pulse):
+    with pulse.idle():
         sleep(1)
 
 
-def ends_pieces(pulse):
+def finishes_work(pulse):
     for _ in range(50):
         sleep(0.02)
-        pulse.ended_a_piece()
+        pulse.finished_work()
 
 
 @pytest.mark.parametrize(
-    ("work", "gets_on"),
+    ("work", "makes_progress"),
     [
-        (rests, True),
-        (ends_pieces, True),
+        (is_idle, True),
+        (finishes_work, True),
         (lambda pulse: computes(1), True),
         (lambda pulse: has_a_program_run(1), True),
         (lambda pulse: sleep(1), False),
     ],
-    ids=["rests", "ends pieces", "computes", "has a program run", "waits"],
+    ids=["is idle", "finishes work", "computes", "has a program run", "waits"],
 )
-def test_a_thread_gets_on_unless_it_waits_for_what_does_not_come(work, gets_on):
-    assert observed(work) == gets_on
+def test_a_thread_makes_progress_unless_it_waits_for_what_does_not_come(work, makes_progress):
+    assert observed(work) == makes_progress
 
 
-def test_nothing_computes_for_ever(monkeypatch):
+def test_one_piece_of_work_may_not_take_for_ever(monkeypatch):
     monkeypatch.setattr(heartbeat, "STEP_SECONDS", 0.4)
     assert not observed(lambda pulse: computes(1))
 
 
-def test_who_misses_all_beats_is_silent_once_and_others_are_not():
-    silent = []
-    watch = Watch(SECONDS / 2, silent.append)
+def test_a_process_that_misses_all_beats_is_reported_once():
+    unresponsive = []
+    watch = Watch(SECONDS / 2, unresponsive.append)
     watch.start(["dead", "alive"])
     for _ in range(3 * BEATS):
         watch.heard("alive")
         sleep(SECONDS / 2 / BEATS)
     watch.heard("dead")
     watch.stop()
-    assert silent == ["dead"]
+    assert unresponsive == ["dead"]

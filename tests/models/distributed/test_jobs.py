@@ -65,7 +65,7 @@ def test_a_request_goes_on_when_its_blocks_have_arrived_on_all_ranks(books):
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_what_one_rank_could_not_read_is_computed_again_in_other_blocks(books, gone):
+def test_a_read_that_failed_on_one_rank_is_computed_again_in_other_blocks(books, gone):
     books.start(source="elsewhere")
     (read,) = books.told
     if gone:
@@ -90,7 +90,7 @@ def test_what_one_rank_could_not_read_is_computed_again_in_other_blocks(books, g
     assert books.engine.is_whole
 
 
-def test_loads_wait_for_blocks_in_the_order_in_which_they_came(books):
+def test_reads_wait_for_blocks_in_order_of_arrival(books):
     for request_id in range(5):
         books.start(request_id, source="elsewhere")
     assert [command.request_id for command in books.told] == [0, 1, 2, 3]
@@ -101,7 +101,7 @@ def test_loads_wait_for_blocks_in_the_order_in_which_they_came(books):
     assert [command.request_id for command in books.told] == [0, 1, 2, 3, 4]
 
 
-def test_a_load_that_nobody_wants_is_forgotten_once_it_has_settled(books):
+def test_blocks_of_an_aborted_read_come_back_when_it_has_settled_on_all_ranks(books):
     books.start(source="elsewhere")
     books.jobs.on(ID, Event.STOP)
     assert books.told[-1] == Stop(ID)
@@ -113,7 +113,7 @@ def test_a_load_that_nobody_wants_is_forgotten_once_it_has_settled(books):
     assert books.jobs.failed_loads == 0
 
 
-def test_a_load_that_has_not_begun_is_just_forgotten(books):
+def test_a_read_that_has_not_begun_is_aborted_without_telling_ranks(books):
     for request_id in range(5):
         books.start(request_id, source="elsewhere")
     books.jobs.on(4, Event.STOP)
@@ -122,7 +122,7 @@ def test_a_load_that_has_not_begun_is_just_forgotten(books):
     assert not books.engine.has_work
 
 
-def test_a_job_that_an_engine_cannot_do_ends_with_an_error_and_nothing_else_does(books):
+def test_a_request_that_an_engine_refuses_ends_with_an_error_and_no_other_does(books):
     books.start(1)
     books.jobs.start(Start(2, [1000], [], SamplingParams(), 20))
     (token,) = books.said[-1].tokens
@@ -132,7 +132,7 @@ def test_a_job_that_an_engine_cannot_do_ends_with_an_error_and_nothing_else_does
     assert books.said[-1].tokens == [Token(1, 1, "length")]
 
 
-def test_nobody_knows_a_job_that_is_over(books):
+def test_events_of_unknown_requests_change_nothing(books):
     for event in Event:
         books.jobs.on(99, event)
         books.hear(Outcome(99, event))

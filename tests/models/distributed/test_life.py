@@ -42,7 +42,7 @@ def job_in(state):
 
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", State)
-def test_a_job_takes_any_event_in_any_state(state, event):
+def test_an_engine_does_what_the_table_says_of_any_event_in_any_state(state, event):
     books = job_in(state)
     job = books.jobs._jobs.get(ID)
     assert (State.OVER if job is None else job.state) is state
@@ -91,7 +91,7 @@ NEWS = {
 
 @pytest.mark.parametrize("news", News)
 @pytest.mark.parametrize("stage", Stage)
-def test_a_request_takes_any_news_at_any_stage(stage, news):
+def test_the_front_end_does_what_the_table_says_of_any_news_at_any_stage(stage, news):
     deployment, draw = PaperDeployment(2, 1), random.Random(0)
     request = deployment.submit(12, 4)
     tracked = deployment.requests._tracked[request.request_id]
@@ -118,7 +118,7 @@ def test_a_request_takes_any_news_at_any_stage(stage, news):
 # `make prove` takes many more
 @settings(max_examples=settings().max_examples // 4, phases=[Phase.generate])
 @given(seed=st.integers(0, 10**9))
-def test_whatever_dies_or_is_aborted_ends_no_other_request(seed):
+def test_faults_and_aborts_end_no_other_request(seed):
     draw = random.Random(seed)
     deployment = PaperDeployment(draw.randint(0, 2), draw.randint(1, 3))
     for _ in range(draw.randint(5, 40)):
@@ -130,7 +130,7 @@ def test_whatever_dies_or_is_aborted_ends_no_other_request(seed):
     deployment.check()
 
 
-def test_a_request_that_engines_die_with_ends_before_all_have_died():
+def test_a_request_ends_with_an_error_after_three_engines_died_with_it():
     deployment = PaperDeployment(0, 5)
     request, other = deployment.submit(12, 4), deployment.submit(12, 4)
     while request.finish_reason is None:

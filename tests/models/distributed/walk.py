@@ -21,7 +21,7 @@ from tests.models.distributed.deployments import (
     until,
 )
 
-ANSWER_SECONDS = 8.0
+TIMEOUT_SECONDS = 8.0
 LENGTHS = (1, 15, 40, 130)
 """Of prompts."""
 MOST_TOKENS = 60
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
                 prefill=[engine(**draw.choice(few)) for _ in range(draw.randint(0, 2))],
                 decode=[engine(**draw.choice(few)) for _ in range(draw.randint(2, 3))],
                 device="cpu",
-                answer_seconds=ANSWER_SECONDS,
+                timeout_seconds=TIMEOUT_SECONDS,
             ) as llm:
                 lost += walk(llm, right, draw)
                 until(lambda: all_blocks_are_free(llm))
