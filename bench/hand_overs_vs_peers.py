@@ -118,7 +118,7 @@ class Ours:
             moments += [time.perf_counter() for _ in self.engines.step()]
         report = self.engines.reports()[-1]
         assert report.transfers is not None, "a decode engine reads"
-        assert report.failed_loads == 0, "it computed nothing again"
+        assert report.failed_reads == 0, "it computed nothing again"
         moved, before = (report.transfers.nbytes, report.transfers.merged), self.moved
         self.moved = moved
         return HandOver(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Protocol, runtime_checkable
@@ -58,38 +58,34 @@ class TokenEngine(Protocol):
         ...
 
 
-@runtime_checkable
-class Listener(Protocol):
-    """Who is told what becomes of a request, on the loop's thread; it neither waits nor raises."""
-
-    def on_token(self, token_id: int) -> FinishReason | None:
-        """Takes a new token; a reason if the request is to end with it."""
-        ...
-
-    def on_end(self, reason: FinishReason) -> None:
-        """The request has ended."""
-        ...
-
-    def on_error(self, error: BaseException) -> None:
-        """The request can't be completed: the engine failed, or was closed."""
-        ...
-
-
-@dataclass(eq=False)
-class Submission:
+class Submission(ABC):
     """A request on its way to the engine and through it.
 
-    Attributes:
+    The loop's thread calls its methods, which neither wait nor raise.
+
+    Args:
         prompt_ids: Tokens of the prompt.
         params: How to continue it.
-        listener: Who is told.
+
+    Attributes:
         request: What the engine made of it; None before that.
     """
 
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    listener: Listener
-    request: Request | None = None
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self.prompt_ids, self.params = prompt_ids, params
+        self.request: Request | None = None
+
+    @abstractmethod
+    def on_token(self, token_id: int) -> FinishReason | None:
+        """Takes a new token; a reason if the request is to end with it."""
+
+    @abstractmethod
+    def on_end(self, reason: FinishReason) -> None:
+        """The request has ended."""
+
+    @abstractmethod
+    def on_error(self, error: BaseException) -> None:
+        """The request can't be completed: the engine failed, or was closed."""
 
 
 class EngineLoop:
@@ -112,7 +108,7 @@ class EngineLoop:
         self._why_closed = ""
 
     def submit(self, submissions: Sequence[Submission]) -> None:
-        """Queues requests, in this order; their listeners are told the rest.
+        """Queues requests, in this order; they are told what becomes of them.
 
         Raises:
             RuntimeError: It was closed, or belongs to another process.
@@ -182,14 +178,14 @@ class EngineLoop:
         for event in self._engine.step():
             submission = self._running.get(event.request)
             if submission is not None and event.token_id is not None:
-                reason = submission.listener.on_token(event.token_id)
+                reason = submission.on_token(event.token_id)
                 if reason is not None:
                     self._engine.abort(event.request, reason)
         # some end without a token
         for request in list(self._running):
             if request.finish_reason is not None:
                 _log_end(request)
-                self._running.pop(request).listener.on_end(request.finish_reason)
+                self._running.pop(request).on_end(request.finish_reason)
         if self._running and not self._engine.has_work:
             raise RuntimeError(f"engine: expected work on {len(self._running)} requests, got none")
 
@@ -207,7 +203,7 @@ class EngineLoop:
 
     def _abort(self, submission: Submission) -> None:
         if self._drop(submission):
-            submission.listener.on_end("abort")
+            submission.on_end("abort")
 
     def _drop(self, submission: Submission) -> bool:
         """Takes a request from the engine, if it is there."""
@@ -232,7 +228,7 @@ class EngineLoop:
             self._drop(submission)
         except Exception:  # an engine that is broken may not even be able to forget it
             logger.exception("a request can't be taken from its engine")
-        submission.listener.on_error(error)
+        submission.on_error(error)
 
 
 def _log_end(request: Request) -> None:

@@ -38,7 +38,7 @@ class Completion:
     error: str = ""
 
 
-class Generation:
+class Generation(Submission):
     """A prompt that is being continued. The loop's thread updates it; any thread may read it.
 
     Args:
@@ -51,7 +51,6 @@ class Generation:
         on_done: Called once it is over, on the loop's thread.
 
     Attributes:
-        submission: The request.
         done: Whether it is over.
         error: Why the engine didn't complete it, if so.
         text_error: Why its tokens have no text from some point on, if so.
@@ -66,7 +65,7 @@ class Generation:
         on_piece: Callable[[str], Any] | None = None,
         on_done: Callable[[], Any] | None = None,
     ) -> None:
-        self.submission = Submission(prompt_ids, params, self)
+        super().__init__(prompt_ids, params)
         self.done = Event()
         self.error: BaseException | None = None
         self.text_error: RuntimeError | None = None
@@ -82,7 +81,7 @@ class Generation:
             self._prompt,
             self._text.text,
             tuple(self._token_ids),
-            len(self.submission.prompt_ids),
+            len(self.prompt_ids),
             self._finish_reason,
             self._error_text(),
         )
@@ -90,8 +89,7 @@ class Generation:
     def _error_text(self) -> str:
         if self.text_error is not None:
             return str(self.text_error)
-        request = self.submission.request
-        return "" if request is None else request.error
+        return "" if self.request is None else self.request.error
 
     def result(self) -> Completion:
         """The completion; raises what the engine raised, but not that tokens have no text."""
@@ -108,11 +106,10 @@ class Generation:
     @property
     def num_computed(self) -> int:
         """Tokens of prompt and output that are computed."""
-        request = self.submission.request
-        return 0 if request is None else request.num_cached
+        return 0 if self.request is None else self.request.num_cached
 
     def on_token(self, token_id: int) -> FinishReason | None:
-        """See `Listener`."""
+        """See `Submission`."""
         self._token_ids.append(token_id)
         is_read = self._extend(lambda: self._text.push(token_id))
         if self.text_error is not None:
@@ -122,7 +119,7 @@ class Generation:
         return None if is_read else "abort"
 
     def on_end(self, reason: FinishReason) -> None:
-        """See `Listener`."""
+        """See `Submission`."""
         self._extend(self._text.finish)
         reason = reason if self.text_error is None else "error"
         # it may have been the last token allowed
@@ -130,7 +127,7 @@ class Generation:
         self._end()
 
     def on_error(self, error: BaseException) -> None:
-        """See `Listener`."""
+        """See `Submission`."""
         self.error = error
         self._end()
 
@@ -178,13 +175,13 @@ class Batch:
         self.generations = generations
         self._loop = loop
         if generations:
-            loop.submit([generation.submission for generation in generations])
+            loop.submit(generations)
 
     def abort(self) -> None:
         """Ends what isn't done, without waiting for it."""
         for generation in self.generations:
             if not generation.done.is_set():
-                self._loop.abort(generation.submission)
+                self._loop.abort(generation)
 
     def close(self) -> None:
         """Ends what isn't done; all blocks are free then."""

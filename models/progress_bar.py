@@ -29,11 +29,11 @@ class ProgressBar:
 
     def __init__(self, generations: Sequence[Generation], max_len: int) -> None:
         self._goals = {
-            each: min(max_len, len(each.submission.prompt_ids) + each.submission.params.max_tokens)
+            each: min(max_len, len(each.prompt_ids) + each.params.max_tokens)
             for each in generations
         }
         console = Console(stderr=True)
-        long = any(len(each.submission.prompt_ids) >= LONG_PROMPT for each in generations)
+        long = any(len(each.prompt_ids) >= LONG_PROMPT for each in generations)
         self._is_shown = console.is_terminal and (len(generations) > 1 or long)
         self._progress = Progress(
             TextColumn("{task.description}"),

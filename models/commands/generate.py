@@ -260,10 +260,10 @@ def _add_engine(table: Table, report: EngineReport) -> None:
 def _add_hand_overs(table: Table, report: EngineReport) -> None:
     """What rank 0 of an engine has read, if it has."""
     counters = report.transfers
-    if counters is None or not (counters.requests or report.failed_loads):
+    if counters is None or not (counters.requests or report.failed_reads):
         return
     seconds = counters.plan_seconds + counters.post_seconds + counters.wait_seconds
     size = f"{counters.nbytes / 1e6:.1f} MB in {counters.merged} descriptors"
     table.add_row("sequences taken over", f"{counters.requests}: {size}, {1e3 * seconds:.1f} ms")
-    if report.failed_loads:
-        table.add_row("computed again", f"{report.failed_loads}")
+    if report.failed_reads:
+        table.add_row("computed again", f"{report.failed_reads}")

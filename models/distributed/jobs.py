@@ -61,7 +61,7 @@ class Jobs:
         self._jobs: dict[int, Job] = {}
         # how many ranks may still write to the blocks of a read
         self._unsettled: dict[int, int] = {}
-        self.failed_loads = 0
+        self.failed_reads = 0
         self._acts: dict[Act, Callable[[Request], object]] = {
             Act.REMOVE: engine.abort,
             Act.READ: self._read,
@@ -159,7 +159,7 @@ class Jobs:
         self._ranks.tell(Read(request_id, request.num_tokens - 1, blocks, source))
 
     def _compute(self, request: Request) -> None:
-        self.failed_loads += 1
+        self.failed_reads += 1
         self._engine.scheduler.compute(request)
 
     def _set_apart(self, request: Request) -> None:

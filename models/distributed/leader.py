@@ -146,7 +146,7 @@ class Leader:
             self.engine.report(),
             engine_id=self._setup.engine_id,
             transfers=None if transfers is None else transfers.connector.counters(),
-            failed_loads=self._jobs.failed_loads,
+            failed_reads=self._jobs.failed_reads,
         )
 
     def _on_beat(self, rank: int, beat: Beat) -> None:

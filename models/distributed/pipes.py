@@ -70,12 +70,9 @@ class Inbox:
             The letter; None when there is none in time.
         """
         try:
-            return self._letters.get(timeout=seconds) if seconds else self._at_once(seconds)
+            return self._letters.get(timeout=seconds)
         except Empty:
             return None
-
-    def _at_once(self, seconds: float | None) -> Letter:
-        return self._letters.get() if seconds is None else self._letters.get_nowait()
 
 
 class LockedPipe:

@@ -59,7 +59,7 @@ class EngineReport:
         pools: Where its caches lie, on rank 0.
         engine_id: Its name, where there are several.
         transfers: What rank 0 has read from other engines; None when it hands nothing over.
-        failed_loads: Requests that were computed again, as their blocks didn't arrive.
+        failed_reads: Requests that were computed again, as their blocks didn't arrive.
     """
 
     stats: EngineStats
@@ -68,4 +68,4 @@ class EngineReport:
     pools: tuple[PoolLayout, ...]
     engine_id: str = ""
     transfers: Counters | None = None
-    failed_loads: int = 0
+    failed_reads: int = 0

@@ -123,7 +123,7 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
     failing = llm.engine.prefill[0]
     failing.kill()
     (report,) = llm.reports()
-    assert report.failed_loads == 1
+    assert report.failed_reads == 1
     until(lambda: all_blocks_are_free(llm))
     assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
 
@@ -139,7 +139,7 @@ def test_a_request_is_computed_again_when_its_lease_ran_out(deploy, reference, m
 
     monkeypatch.setattr(llm.engine._requests, "on_held", let_go_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
-    assert llm.reports()[1].failed_loads == 1
+    assert llm.reports()[1].failed_reads == 1
 
 
 def test_held_blocks_are_freed_when_their_request_is_aborted(deploy, reference, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_read_that_failed_on_one_rank_is_computed_again_in_other_blocks(books,
     else:
         books.hear(Outcome(7, Event.ARRIVED), Outcome(7, Event.LOST, "lost"))
     assert books.told[-1] == Stop(ID)
-    assert books.jobs.failed_loads == 1
+    assert books.jobs.failed_reads == 1
     books.engine.scheduler.admit()
     (request,) = books.engine.scheduler.running
     books.engine.step()
@@ -110,7 +110,7 @@ def test_blocks_of_an_aborted_read_come_back_when_it_has_settled_on_all_ranks(bo
         assert not books.engine.is_whole
         books.hear(Outcome(7, Event.LOST, "aborted"), Settled(7))
     assert books.engine.is_whole
-    assert books.jobs.failed_loads == 0
+    assert books.jobs.failed_reads == 0
 
 
 def test_a_read_that_has_not_begun_is_aborted_without_telling_ranks(books):
