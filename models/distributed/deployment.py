@@ -173,11 +173,8 @@ class Deployment:
         if not engine.is_alive:
             return []
         match message:
-            case Progress(tokens, cached):
-                for request_id, num_cached in cached.items():
-                    self._requests.on_cached(engine, request_id, num_cached)
-                events = [self._requests.on_token(engine, token) for token in tokens]
-                return [event for event in events if event is not None]
+            case Progress():
+                return self._requests.on_progress(engine, message)
             case Held(request_id):
                 self._requests.on_held(engine, request_id)
             case Failed(_, reason):

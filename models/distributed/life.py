@@ -125,42 +125,37 @@ FRONT_END = {
     Stage.ENDED: dict.fromkeys(News, Turn(Stage.ENDED)),
 }
 
+
+def _ignored(state: State, *events: Event) -> dict[Event, Move]:
+    """Events that change nothing in a state."""
+    return dict.fromkeys(events, Move(state))
+
+
 ENGINE = {
     State.COMPUTING: {
         Event.STOP: Move(State.OVER, (Act.REMOVE,)),
         Event.LEAVES: Move(State.OFFERING, (Act.OFFER,)),
         Event.ENDED: Move(State.OVER),
         # what it was to be read from, or how reading ended on a rank that was late
-        Event.SOURCE_GONE: Move(State.COMPUTING),
-        Event.ADMITTED: Move(State.COMPUTING),
-        Event.ARRIVED: Move(State.COMPUTING),
-        Event.LOST: Move(State.COMPUTING),
-        Event.OFFERED: Move(State.COMPUTING),
-        Event.RETURNED: Move(State.COMPUTING),
+        **_ignored(State.COMPUTING, Event.SOURCE_GONE, Event.ADMITTED, Event.ARRIVED, Event.LOST),
+        **_ignored(State.COMPUTING, Event.OFFERED, Event.RETURNED),
     },
     State.TO_READ: {
         Event.STOP: Move(State.OVER, (Act.REMOVE,)),
         Event.SOURCE_GONE: Move(State.COMPUTING, (Act.COMPUTE,)),
         Event.ADMITTED: Move(State.READING, (Act.READ,)),
         # nothing of it is with ranks or in a step
-        Event.ARRIVED: Move(State.TO_READ),
-        Event.LOST: Move(State.TO_READ),
-        Event.LEAVES: Move(State.TO_READ),
-        Event.ENDED: Move(State.TO_READ),
-        Event.OFFERED: Move(State.TO_READ),
-        Event.RETURNED: Move(State.TO_READ),
+        **_ignored(State.TO_READ, Event.ARRIVED, Event.LOST, Event.LEAVES, Event.ENDED),
+        **_ignored(State.TO_READ, Event.OFFERED, Event.RETURNED),
     },
     State.READING: {
         Event.STOP: Move(State.OVER, (Act.SET_APART, Act.DROP)),
         Event.SOURCE_GONE: Move(State.COMPUTING, (Act.SET_APART, Act.COMPUTE)),
         Event.ARRIVED: Move(State.COMPUTING, (Act.RUN,)),
         Event.LOST: Move(State.COMPUTING, (Act.SET_APART, Act.COMPUTE)),
-        # it is in no step, and nobody's but its own
-        Event.ADMITTED: Move(State.READING),
-        Event.LEAVES: Move(State.READING),
-        Event.ENDED: Move(State.READING),
-        Event.OFFERED: Move(State.READING),
-        Event.RETURNED: Move(State.READING),
+        # it is in no step, and no other engine reads its blocks
+        **_ignored(State.READING, Event.ADMITTED, Event.LEAVES, Event.ENDED),
+        **_ignored(State.READING, Event.OFFERED, Event.RETURNED),
     },
     State.OFFERING: {
         Event.STOP: Move(State.RETURNING, (Act.WITHDRAW,)),
@@ -168,35 +163,21 @@ ENGINE = {
         # whoever is to read it finds out, and computes
         Event.RETURNED: Move(State.OVER, (Act.ANNOUNCE, Act.RELEASE)),
         # it is read by others, and in no step
-        Event.SOURCE_GONE: Move(State.OFFERING),
-        Event.ADMITTED: Move(State.OFFERING),
-        Event.ARRIVED: Move(State.OFFERING),
-        Event.LOST: Move(State.OFFERING),
-        Event.LEAVES: Move(State.OFFERING),
-        Event.ENDED: Move(State.OFFERING),
+        **_ignored(State.OFFERING, Event.SOURCE_GONE, Event.ADMITTED, Event.ARRIVED, Event.LOST),
+        **_ignored(State.OFFERING, Event.LEAVES, Event.ENDED),
     },
     State.HELD: {
         Event.STOP: Move(State.RETURNING, (Act.WITHDRAW,)),
         Event.RETURNED: Move(State.OVER, (Act.RELEASE,)),
-        Event.OFFERED: Move(State.HELD),
-        Event.SOURCE_GONE: Move(State.HELD),
-        Event.ADMITTED: Move(State.HELD),
-        Event.ARRIVED: Move(State.HELD),
-        Event.LOST: Move(State.HELD),
-        Event.LEAVES: Move(State.HELD),
-        Event.ENDED: Move(State.HELD),
+        **_ignored(State.HELD, Event.SOURCE_GONE, Event.ADMITTED, Event.ARRIVED, Event.LOST),
+        **_ignored(State.HELD, Event.LEAVES, Event.ENDED, Event.OFFERED),
     },
     State.RETURNING: {
         Event.RETURNED: Move(State.OVER, (Act.RELEASE,)),
         # it was not wanted any more before all ranks held it
-        Event.OFFERED: Move(State.RETURNING),
-        Event.STOP: Move(State.RETURNING),
-        Event.SOURCE_GONE: Move(State.RETURNING),
-        Event.ADMITTED: Move(State.RETURNING),
-        Event.ARRIVED: Move(State.RETURNING),
-        Event.LOST: Move(State.RETURNING),
-        Event.LEAVES: Move(State.RETURNING),
-        Event.ENDED: Move(State.RETURNING),
+        **_ignored(State.RETURNING, Event.STOP, Event.OFFERED),
+        **_ignored(State.RETURNING, Event.SOURCE_GONE, Event.ADMITTED, Event.ARRIVED, Event.LOST),
+        **_ignored(State.RETURNING, Event.LEAVES, Event.ENDED),
     },
-    State.OVER: dict.fromkeys(Event, Move(State.OVER)),
+    State.OVER: _ignored(State.OVER, *Event),
 }

@@ -12,7 +12,7 @@ from itertools import count
 
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.life import FRONT_END, Deed, News, Stage
-from blockstride.models.distributed.messages import Peer, Start, Stop, Token
+from blockstride.models.distributed.messages import Peer, Progress, Start, Stop, Token
 from blockstride.models.engine import Request, SamplingParams, TokenEvent
 from blockstride.models.engine.request import FinishReason
 
@@ -83,11 +83,15 @@ class Requests:
             request.finish_reason = reason
             self._on(tracked, News.ABORTED)
 
-    def on_token(self, engine: EngineProcesses, token: Token) -> TokenEvent | None:
-        """What an engine has for a request; None when nobody waits for that any more."""
-        tracked = self._find(engine, token.request_id)
-        if tracked is None:
-            return None
+    def on_progress(self, engine: EngineProcesses, progress: Progress) -> list[TokenEvent]:
+        """Takes in what a step of an engine has brought; returns what somebody waits for."""
+        for request_id, num_cached in progress.cached.items():
+            if tracked := self._find(engine, request_id):
+                tracked.request.num_cached = num_cached
+        pairs = [(self._find(engine, token.request_id), token) for token in progress.tokens]
+        return [self._on_token(tracked, token) for tracked, token in pairs if tracked is not None]
+
+    def _on_token(self, tracked: _Tracked, token: Token) -> TokenEvent:
         request = tracked.request
         if token.token_id is not None:
             request.num_cached = request.num_tokens
@@ -96,16 +100,9 @@ class Requests:
         self._on(tracked, News.TOKEN if token.finish_reason is None else News.LAST_TOKEN)
         return TokenEvent(request, token.token_id)
 
-    def on_cached(self, engine: EngineProcesses, request_id: int, num_tokens: int) -> None:
-        """So much of a prompt is computed."""
-        tracked = self._find(engine, request_id)
-        if tracked is not None:
-            tracked.request.num_cached = num_tokens
-
     def on_held(self, engine: EngineProcesses, request_id: int) -> None:
         """An engine holds the blocks of a request for another one."""
-        tracked = self._find(engine, request_id)
-        if tracked is not None:
+        if tracked := self._find(engine, request_id):
             may_move = any(each.is_alive for each in self._decode)
             self._on(tracked, News.HELD if may_move else News.HELD_IN_VAIN)
 

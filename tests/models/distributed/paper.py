@@ -252,10 +252,7 @@ class PaperDeployment:
             return
         match message:
             case Progress():
-                for request_id, count in message.cached.items():
-                    self.requests.on_cached(engine, request_id, count)
-                for token in message.tokens:
-                    self.requests.on_token(engine, token)
+                self.requests.on_progress(engine, message)
             case Held(request_id):
                 self.requests.on_held(engine, request_id)
 

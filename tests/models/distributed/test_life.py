@@ -7,7 +7,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from blockstride.models.distributed.life import ENGINE, FRONT_END, Event, News, Stage, State
-from blockstride.models.distributed.messages import Hold, Outcome, Read, Settled, Stop, Token
+from blockstride.models.distributed.messages import (
+    Hold,
+    Outcome,
+    Progress,
+    Read,
+    Settled,
+    Stop,
+    Token,
+)
 from tests.models.distributed.paper import ID, Books, PaperDeployment
 
 
@@ -72,7 +80,7 @@ def test_an_engine_does_what_the_table_says_of_any_event_in_any_state(state, eve
 
 def hear_token(deployment, tracked, token_id, reason):
     token = Token(tracked.request.request_id, token_id, reason, "why" if reason else "")
-    deployment.requests.on_token(tracked.engine, token)
+    deployment.requests.on_progress(tracked.engine, Progress([token], {}))
 
 
 NEWS = {
