@@ -9,42 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockstride.models.async_llm import AsyncLLM
-    from blockstride.models.bamba import BambaConfig, BambaModel
+    from blockstride.models.cache_types import CacheTypes
     from blockstride.models.engine import Engine, EngineConfig, SamplingParams
+    from blockstride.models.families import FAMILIES, cache_specs
     from blockstride.models.generation import Completion
-    from blockstride.models.granite import GraniteHybridConfig, GraniteHybridModel
     from blockstride.models.hybrid_model import HybridModel
-    from blockstride.models.jamba import JambaConfig, JambaModel
     from blockstride.models.llm import LLM
-    from blockstride.models.modules import CacheDtypes
 
 __all__ = [
+    "FAMILIES",
     "LLM",
     "AsyncLLM",
-    "BambaConfig",
-    "BambaModel",
-    "CacheDtypes",
+    "CacheTypes",
     "Completion",
     "Engine",
     "EngineConfig",
-    "GraniteHybridConfig",
-    "GraniteHybridModel",
     "HybridModel",
-    "JambaConfig",
-    "JambaModel",
     "SamplingParams",
+    "cache_specs",
 ]
 
 _HOMES = {
     "async_llm": ("AsyncLLM",),
-    "bamba": ("BambaConfig", "BambaModel"),
+    "cache_types": ("CacheTypes",),
     "engine": ("Engine", "EngineConfig", "SamplingParams"),
+    "families": ("FAMILIES", "cache_specs"),
     "generation": ("Completion",),
-    "granite": ("GraniteHybridConfig", "GraniteHybridModel"),
     "hybrid_model": ("HybridModel",),
-    "jamba": ("JambaConfig", "JambaModel"),
     "llm": ("LLM",),
-    "modules": ("CacheDtypes",),
 }
 
 

@@ -57,6 +57,19 @@ class Checkpoint:
         self._shards = find_weights(self.path)
         self.unread = set(self._shards)
 
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a text: those of generation_config.json, or else of config.json.
+
+        Raises:
+            ValueError: Something else than a token or several.
+        """
+        said = (self.generation or {}).get("eos_token_id")
+        said = self.config.get("eos_token_id") if said is None else said
+        tokens = [] if said is None else said if isinstance(said, list) else [said]
+        fits = all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+        expect(fits, "eos_token_id", "a token or a list of tokens", repr(said))
+        return frozenset(tokens)
+
     def __contains__(self, name: str) -> bool:
         return name in self._shards
 

@@ -15,7 +15,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.loading import model_class
+from blockstride.models.families import model_family
 
 PIECE = 32 << 20
 """Bytes that one thread digests at a time."""
@@ -31,7 +30,7 @@ PIECE = 32 << 20
 NO_BEARING = {
     "max_position_embeddings",
     # what the names and shapes of the tensors say, and configs in several ways
-    *("attn_layer_indices", "head_dim", "layer_types", "mamba_d_head", "mamba_dt_rank"),
+    *("attn_layer_indices", "head_dim", "block_types", "ssm_head_dim", "mamba_dt_rank"),
     *("num_key_value_heads", "tie_word_embeddings"),
 }
 """Numbers of a config that change no token and no cache, or that tensors tell as well."""
@@ -48,7 +47,7 @@ def model_fingerprint(path: str | Path) -> str:
     A process remembers the answer for as long as the files keep size and time.
 
     Args:
-        path: Hugging Face checkpoint folder of a model in `MODELS`.
+        path: Hugging Face checkpoint folder of a model that runs.
 
     Returns:
         64 hexadecimal digits.
@@ -67,8 +66,7 @@ def model_fingerprint(path: str | Path) -> str:
 def _fingerprint(folder: Path, marks: tuple[tuple[str, int, int, int], ...]) -> str:
     del marks  # in the key only
     checkpoint = Checkpoint(folder)
-    model = model_class(checkpoint.config)
-    numbers = asdict(model.read_config(checkpoint.config))
+    numbers = model_family(checkpoint.config).numbers()
     digest = hashlib.sha256(str(checkpoint.config["model_type"]).encode())
     for name in sorted(numbers.keys() - NO_BEARING):
         digest.update(f"{name}={numbers[name]!r}\n".encode())

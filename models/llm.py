@@ -115,7 +115,7 @@ class LLM:
                 timeout_seconds=timeout_seconds,
             )
         else:
-            self.engine = Engine(load_model(path, config, dtype=dtype, device=device), config)
+            self.engine = Engine(load_model(checkpoint, config, dtype=dtype, device=device), config)
             self.engine.warm_up()
         self._loop = EngineLoop(self.engine)
 

@@ -11,30 +11,21 @@ import torch
 
 from blockstride.checks import FLOATS, expect
 from blockstride.dtypes import WORDS, parse_dtype
-from blockstride.models.bamba import BambaModel
+from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Checkpoint, CheckpointOutline
 from blockstride.models.engine import EngineConfig
-from blockstride.models.granite import GraniteHybridModel
+from blockstride.models.families.reading import stated_dtype
 from blockstride.models.hybrid_model import HybridModel
-from blockstride.models.jamba import JambaModel
-from blockstride.models.modules import CacheDtypes
 from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
-
-MODELS: dict[str, type[HybridModel]] = {
-    "bamba": BambaModel,
-    "granitemoehybrid": GraniteHybridModel,
-    "jamba": JambaModel,
-}
-"""`model_type` of a config.json -> what runs it."""
 
 KV_DTYPES = (*FLOATS, torch.float8_e4m3fn)
 """What keys and values may be cached as."""
 
 
 def load_model(
-    path: str | Path,
+    checkpoint: Checkpoint | str | Path,
     config: EngineConfig,
     *,
     dtype: str = "auto",
@@ -44,7 +35,8 @@ def load_model(
     """A model, or one rank's part of it.
 
     Args:
-        path: Hugging Face checkpoint folder of a model in `MODELS`.
+        checkpoint: Hugging Face checkpoint, or its folder, of a family in `FAMILIES` whose models
+            run. It is closed when its weights are read.
         config: The engine that will run it, whose caches it writes.
         dtype: `"float32"`, `"bfloat16"`, `"float16"` or their short forms, or `"auto"`: the
             checkpoint's on a GPU, float32 on a CPU, where narrower types are slower.
@@ -54,15 +46,16 @@ def load_model(
     Raises:
         ValueError: An unknown type, or a checkpoint that is missing, damaged or not supported.
     """
-    checkpoint = Checkpoint(path)
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
     where = find_device(device)
     compute = compute_dtype(dtype, checkpoint.config, where)
-    logger.info("%s: computes in %s on %s", path, compute, where)
+    logger.info("%s: computes in %s on %s", checkpoint.path, compute, where)
     return _make_model(checkpoint, config, compute, where, parallel)
 
 
 def outline_model(
-    path: str | Path,
+    outline: CheckpointOutline,
     config: EngineConfig,
     *,
     dtype: str,
@@ -71,10 +64,16 @@ def outline_model(
 ) -> HybridModel:
     """What `load_model` would give, on the meta device: shapes and types, and no values.
 
+    Args:
+        outline: Hugging Face checkpoint, of which no weights are read.
+        config: The engine that would run it.
+        dtype: As in `load_model`.
+        device: Where it would run.
+        parallel: The rank.
+
     Raises:
         ValueError: As `load_model`, for all but weights that are not finite.
     """
-    outline = CheckpointOutline(path)
     compute = compute_dtype(dtype, outline.config, device)
     return _make_model(outline, config, compute, torch.device("meta"), parallel)
 
@@ -86,34 +85,11 @@ def _make_model(
     device: torch.device,
     parallel: TensorParallel | None,
 ) -> HybridModel:
-    return model_class(checkpoint.config)(
-        checkpoint,
-        dtype=compute,
-        device=device,
-        dtypes=cache_dtypes(config, compute),
-        conv_order=config.conv_order,
-        parallel=parallel,
-    )
+    types = cache_types(config, compute)
+    return HybridModel(checkpoint, dtype=compute, device=device, types=types, parallel=parallel)
 
 
-def model_class(config: Mapping[str, Any]) -> type[HybridModel]:
-    """What runs the model of a parsed config.json.
-
-    Raises:
-        ValueError: Nothing does.
-    """
-    kind = config.get("model_type")
-    parts = (name for name in ("text_config", "llm_config") if isinstance(config.get(name), dict))
-    part = next(parts, None)
-    got = repr(kind)
-    if part is not None:
-        got += f", a model of several parts, whose {part} is {config[part].get('model_type')!r}"
-    is_known = isinstance(kind, str) and kind in MODELS
-    expect(is_known, "model_type", f"one of {', '.join(MODELS)}", got)
-    return MODELS[str(kind)]
-
-
-def cache_dtypes(config: EngineConfig, compute: torch.dtype) -> CacheDtypes:
+def cache_types(config: EngineConfig, compute: torch.dtype) -> CacheTypes:
     """What an engine caches in.
 
     Args:
@@ -123,11 +99,12 @@ def cache_dtypes(config: EngineConfig, compute: torch.dtype) -> CacheDtypes:
     Raises:
         ValueError: An unknown type.
     """
-    return CacheDtypes(
+    return CacheTypes(
         kv=parse_dtype(config.kv_cache_dtype, "kv_cache_dtype", allowed=KV_DTYPES, auto=compute),
         conv=compute,
         # the recurrence is computed in float32
         ssm=parse_dtype(config.ssm_dtype, "ssm_dtype", allowed=FLOATS, auto=torch.float32),
+        conv_order=config.conv_order,
     )
 
 
@@ -164,8 +141,8 @@ def compute_dtype(name: str, config: Mapping[str, Any], device: torch.device) ->
     Raises:
         ValueError: An unknown type.
     """
-    said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    stored = WORDS.get(said)
+    _, said = stated_dtype(config)
+    stored = WORDS.get((said or "").removeprefix("torch."))
     # nothing computes in what quantised weights are stored in
     stored = stored if stored in FLOATS else torch.bfloat16
     return parse_dtype(

@@ -28,7 +28,7 @@ from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
 from blockstride.models.engine import EngineConfig
-from blockstride.models.hf_config import cache_specs, read_config
+from blockstride.models.families import cache_specs
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -60,7 +60,7 @@ def option_names(args: argparse.Namespace) -> dict[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Prints the groups, pools, costs and drawings of one choice, and a line on both policies."""
     model = cache_specs(
-        read_config(args.config),
+        args.config,
         kv_cache_dtype=args.kv_cache_dtype,
         conv_dtype=args.conv_dtype,
         ssm_dtype=args.ssm_dtype,

@@ -28,7 +28,7 @@ from blockstride.models.commands.option_names import with_options
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
 from blockstride.models.engine import EngineConfig
-from blockstride.models.hf_config import cache_specs, read_config
+from blockstride.models.families import cache_specs
 from blockstride.transfer import (
     CostModel,
     EngineTransferInfo,
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     expect(args.config is not None, "--config", "a config.json", "none")
     expect(args.tokens > 0, "--tokens", "at least 1", args.tokens)
     specs = cache_specs(
-        read_config(args.config),
+        args.config,
         kv_cache_dtype=args.kv_cache_dtype,
         conv_dtype=args.conv_dtype,
         ssm_dtype=args.ssm_dtype,

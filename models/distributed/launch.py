@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from blockstride.checks import expect
+from blockstride.models.checkpoint import CheckpointOutline
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.leader import START_SECONDS
 from blockstride.models.distributed.messages import Ended, Failed, Ready, Setup
 from blockstride.models.distributed.pipes import Inbox
 from blockstride.models.engine import EngineConfig
 from blockstride.models.engine.pools import memory_argument, plan_model_pools
-from blockstride.models.hf_config import read_config
-from blockstride.models.loading import find_device, model_class, outline_model
+from blockstride.models.families import model_family
+from blockstride.models.families.roles import HasAttention
+from blockstride.models.loading import find_device, outline_model
 from blockstride.models.memory import expect_room
 from blockstride.models.parallel import TensorParallel
 
@@ -95,18 +97,18 @@ def check_engines(setups: Sequence[Setup]) -> None:
 
 def _rank_bytes(setup: Setup, device: torch.device) -> int:
     """What a rank caches, in bytes."""
-    config, values = setup.config, read_config(setup.path)
-    model = model_class(values).read_config(values)
+    config, outline = setup.config, CheckpointOutline(setup.path)
+    family = model_family(outline.config)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         most = f"at most {count}, one for each GPU"
         expect(config.tp_size <= count, "tp_size", most, config.tp_size)
     first = TensorParallel(0, config.tp_size)
     # there are fewer of them than of anything else that ranks share
-    if any(map(model.has_attention, range(model.num_hidden_layers))):
-        first.share("num_attention_heads", model.num_attention_heads)
-    outline = outline_model(setup.path, config, dtype=setup.dtype, device=device, parallel=first)
-    return sum(plan.nbytes for plan in plan_model_pools(outline.cache_specs(), config, first))
+    if isinstance(family, HasAttention) and any("attention" in kinds for kinds in family.kinds()):
+        first.share("num_attention_heads", family.num_attention_heads)
+    model = outline_model(outline, config, dtype=setup.dtype, device=device, parallel=first)
+    return sum(plan.nbytes for plan in plan_model_pools(model.cache_specs(), config, first))
 
 
 def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Ready]:

@@ -5,13 +5,13 @@ from blockstride.models.modules.experts import ExpertMLP
 from blockstride.models.modules.gated_mlp import GatedMLP
 from blockstride.models.modules.mamba1 import Mamba1Mixer
 from blockstride.models.modules.mamba2 import Mamba2Mixer
-from blockstride.models.modules.module import CacheDtypes, FeedForward, Mixer
+from blockstride.models.modules.module import FeedForward, Mixer
+from blockstride.models.modules.planned import PlannedMixer
 from blockstride.models.modules.rotary import Rotary
 from blockstride.models.modules.weights import LayerWeights
 
 __all__ = [
     "AttentionMixer",
-    "CacheDtypes",
     "ExpertMLP",
     "FeedForward",
     "GatedMLP",
@@ -19,5 +19,6 @@ __all__ = [
     "Mamba1Mixer",
     "Mamba2Mixer",
     "Mixer",
+    "PlannedMixer",
     "Rotary",
 ]

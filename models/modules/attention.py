@@ -8,6 +8,7 @@ from torch import Tensor
 from blockstride import kernels
 from blockstride.layouts import full_attention
 from blockstride.models.batch import StepBatch
+from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Part
 from blockstride.models.modules.module import Mixer
 from blockstride.models.modules.rotary import Rotary
@@ -20,12 +21,11 @@ class AttentionMixer(Mixer):
     Ranks share the heads.
 
     Args:
-        weights: Tensors of this layer; q, k and v are joined into one projection.
         hidden_size: Width of the residual stream.
         num_heads: Query heads.
         num_kv_heads: KV heads; ranks share one where there are too few.
         head_size: Elements of a head.
-        dtype: What the cache holds.
+        types: What the cache holds.
         scale: What scores are multiplied by; `head_size ** -0.5` when None.
         rotary: Positions; None for none.
         has_bias: Whether the projections have one.
@@ -33,18 +33,25 @@ class AttentionMixer(Mixer):
 
     def __init__(
         self,
-        weights: LayerWeights,
         hidden_size: int,
         num_heads: int,
         num_kv_heads: int,
         head_size: int,
+        types: CacheTypes,
         *,
-        dtype: torch.dtype,
         scale: float | None = None,
         rotary: Rotary | None = None,
         has_bias: bool = False,
     ) -> None:
-        total, total_kv = num_heads * head_size, num_kv_heads * head_size
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
+        self.head_size, self.rotary, self.has_bias = head_size, rotary, has_bias
+        self.scale = head_size**-0.5 if scale is None else scale
+        self.spec = full_attention(num_kv_heads, head_size, types.kv)
+
+    def load(self, weights: LayerWeights) -> None:
+        """Joins q, k and v into one projection."""
+        hidden_size, head_size = self.hidden_size, self.head_size
+        total, total_kv = self.num_heads * head_size, self.num_kv_heads * head_size
         self.parallel = tp = weights.parallel
         q = tp.share("num_attention_heads", total, unit=head_size)
         kv = tp.share("num_key_value_heads", total_kv, unit=head_size, is_replicated=True)
@@ -63,7 +70,7 @@ class AttentionMixer(Mixer):
         )
         self.out = weights.matrix("self_attn.o_proj.weight", hidden_size, total, Part(1, q))
         self.qkv_bias = self.out_bias = None
-        if has_bias:
+        if self.has_bias:
             self.qkv_bias = torch.cat(
                 [
                     weights.tensor(f"self_attn.{name}_proj.bias", size, part=part)
@@ -72,9 +79,8 @@ class AttentionMixer(Mixer):
             )
             self.out_bias = weights.addend("self_attn.o_proj.bias", hidden_size)
         self.sizes = [q.size // head_size, kv.size // head_size, kv.size // head_size]
-        self.head_size, self.rotary = head_size, rotary
-        self.scale = head_size**-0.5 if scale is None else scale
-        self.spec = full_attention(num_kv_heads, head_size, dtype)
+        if self.rotary is not None:
+            self.rotary.to(weights.device)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Writes keys and values of the new tokens, then attends to all up to each."""

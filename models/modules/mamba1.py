@@ -8,9 +8,10 @@ from torch import Tensor
 from blockstride import kernels
 from blockstride.layouts import Interval, mamba1
 from blockstride.models.batch import StepBatch
+from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Part
 from blockstride.models.modules.convolution import Convolution
-from blockstride.models.modules.module import CacheDtypes, Mixer
+from blockstride.models.modules.module import Mixer
 from blockstride.models.modules.weights import LayerWeights
 
 
@@ -18,34 +19,38 @@ class Mamba1Mixer(Mixer):
     """Mamba-1 with norms on dt, B and C, as Jamba has it. Ranks share the channels.
 
     Args:
-        weights: Tensors of this layer.
         hidden_size: Width of the residual stream.
         d_inner: Channels.
         d_state: State size of a channel.
         d_conv: Width of the convolution.
         dt_rank: Rank of the step-size projection.
         eps: Added to the mean square in every norm.
-        dtypes: What the cache holds.
-        conv_order: Memory order of the convolution state.
+        types: What the cache holds.
         has_conv_bias: Whether the convolution has a bias.
         has_proj_bias: Whether the projections in and out have one.
     """
 
     def __init__(
         self,
-        weights: LayerWeights,
         hidden_size: int,
         d_inner: int,
         d_state: int,
         d_conv: int,
+        types: CacheTypes,
         *,
         dt_rank: int,
         eps: float,
-        dtypes: CacheDtypes,
-        conv_order: str = "DS",
         has_conv_bias: bool = True,
         has_proj_bias: bool = False,
     ) -> None:
+        self.hidden_size, self.d_inner, self.d_conv = hidden_size, d_inner, d_conv
+        self.sizes, self.eps = [dt_rank, d_state, d_state], eps
+        self.has_conv_bias, self.has_proj_bias = has_conv_bias, has_proj_bias
+        self.spec = mamba1(d_inner, d_state, d_conv, **types.state)
+
+    def load(self, weights: LayerWeights) -> None:
+        """Reads the rank's channels."""
+        hidden_size, d_inner, (dt_rank, d_state, _) = self.hidden_size, self.d_inner, self.sizes
         self.parallel = tp = weights.parallel
         mine = tp.share("mamba_expand * hidden_size", d_inner)
         rows, columns = Part(0, mine), Part(1, mine)
@@ -53,11 +58,11 @@ class Mamba1Mixer(Mixer):
         self.in_proj = weights.rows("mamba.in_proj.weight", x_and_z, 2 * d_inner, hidden_size)
         self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, d_inner, columns)
         self.in_bias = self.out_bias = None
-        if has_proj_bias:
+        if self.has_proj_bias:
             bias = weights.tensor("mamba.in_proj.bias", 2 * d_inner)
             self.in_bias = torch.cat([bias[slice(*part)] for part in x_and_z])
             self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
-        self.conv = Convolution(weights, [mine], d_inner, d_conv, has_conv_bias)
+        self.conv = Convolution(weights, [mine], d_inner, self.d_conv, self.has_conv_bias)
         self.x_proj = weights.matrix("mamba.x_proj.weight", dt_rank + 2 * d_state, d_inner, columns)
         self.dt_proj = weights.matrix("mamba.dt_proj.weight", d_inner, dt_rank, rows)
         self.norms = [
@@ -70,15 +75,7 @@ class Mamba1Mixer(Mixer):
         self.dt_bias = weights.tensor("mamba.dt_proj.bias", d_inner, **wide)
         self.A = -torch.exp(weights.tensor("mamba.A_log", d_inner, d_state, **wide))
         self.D = weights.tensor("mamba.D", d_inner, **wide)
-        self.channels, self.sizes, self.eps = mine.size, [dt_rank, d_state, d_state], eps
-        self.spec = mamba1(
-            d_inner,
-            d_state,
-            d_conv,
-            conv_dtype=dtypes.conv,
-            ssm_dtype=dtypes.ssm,
-            conv_order=conv_order,
-        )
+        self.channels = mine.size
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Convolves, then runs the recurrence from the cached state, and leaves the last there."""

@@ -12,9 +12,10 @@ from torch.nn.functional import silu, softplus
 from blockstride import kernels
 from blockstride.layouts import Interval, mamba2
 from blockstride.models.batch import StepBatch
+from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Part
 from blockstride.models.modules.convolution import Convolution
-from blockstride.models.modules.module import CacheDtypes, Mixer
+from blockstride.models.modules.module import Mixer
 from blockstride.models.modules.weights import LayerWeights
 
 
@@ -24,7 +25,6 @@ class Mamba2Mixer(Mixer):
     Ranks share the heads; they share groups, too, where there are fewer groups than ranks.
 
     Args:
-        weights: Tensors of this layer.
         hidden_size: Width of the residual stream.
         num_heads: Heads of the recurrence.
         head_dim: Channels of a head.
@@ -32,8 +32,7 @@ class Mamba2Mixer(Mixer):
         d_conv: Width of the convolution.
         n_groups: Groups of heads.
         eps: Added to the mean square in the norm.
-        dtypes: What the cache holds.
-        conv_order: Memory order of the convolution state.
+        types: What the cache holds.
         has_conv_bias: Whether the convolution has a bias.
         has_proj_bias: Whether the projections in and out have one.
         step_limit: Lowest and highest step of the recurrence.
@@ -41,21 +40,29 @@ class Mamba2Mixer(Mixer):
 
     def __init__(
         self,
-        weights: LayerWeights,
         hidden_size: int,
         num_heads: int,
         head_dim: int,
         d_state: int,
         d_conv: int,
+        types: CacheTypes,
         *,
         n_groups: int,
-        eps: float,
-        dtypes: CacheDtypes,
-        conv_order: str = "DS",
+        eps: float = 1e-5,
         has_conv_bias: bool = True,
         has_proj_bias: bool = False,
         step_limit: tuple[float, float] = (0.0, inf),
     ) -> None:
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.d_state, self.d_conv, self.num_groups, self.eps = d_state, d_conv, n_groups, eps
+        self.has_conv_bias, self.has_proj_bias = has_conv_bias, has_proj_bias
+        self.step_limit = None if step_limit == (0.0, inf) else step_limit
+        self.spec = mamba2(num_heads, head_dim, d_state, d_conv, n_groups=n_groups, **types.state)
+
+    def load(self, weights: LayerWeights) -> None:
+        """Reads the rank's heads, and the groups that they are in."""
+        hidden_size, num_heads, head_dim = self.hidden_size, self.num_heads, self.head_dim
+        d_state, n_groups = self.d_state, self.num_groups
         self.parallel = tp = weights.parallel
         inner, shared = num_heads * head_dim, n_groups * d_state
         x = tp.share("mamba_n_heads", inner, unit=head_dim)
@@ -69,32 +76,20 @@ class Mamba2Mixer(Mixer):
         self.in_proj = weights.rows("mamba.in_proj.weight", parts, rows, hidden_size)
         self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, inner, Part(1, x))
         self.in_bias = self.out_bias = None
-        if has_proj_bias:
+        if self.has_proj_bias:
             bias = weights.tensor("mamba.in_proj.bias", rows)
             self.in_bias = torch.cat([bias[slice(*part)] for part in parts])
             self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
-        self.conv = Convolution(weights, conv, total, d_conv, has_conv_bias)
+        self.conv = Convolution(weights, conv, total, self.d_conv, self.has_conv_bias)
         wide = {"dtype": torch.float32, "part": Part(0, heads)}
         self.dt_bias = weights.tensor("mamba.dt_bias", num_heads, **wide)
         self.A = -torch.exp(weights.tensor("mamba.A_log", num_heads, **wide))
         self.D = weights.tensor("mamba.D", num_heads, **wide)
         self.norm = weights.tensor("mamba.norm.weight", inner, part=Part(0, x))
-        self.eps, self.group_size = eps, inner // n_groups
-        self.step_limit = None if step_limit == (0.0, inf) else step_limit
-        self.num_groups, self.first_group = n_groups, group.start // d_state
-        self.heads, self.head_dim, self.d_state = heads.size, head_dim, d_state
+        self.group_size, self.first_group = inner // n_groups, group.start // d_state
+        self.heads = heads.size
         self.sizes = [x.size, x.size + 2 * group.size, heads.size]
         self.conv_sizes = [x.size, group.size, group.size]
-        self.spec = mamba2(
-            num_heads,
-            head_dim,
-            d_state,
-            d_conv,
-            n_groups=n_groups,
-            conv_dtype=dtypes.conv,
-            ssm_dtype=dtypes.ssm,
-            conv_order=conv_order,
-        )
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Convolves, then runs the recurrence from the cached state, and leaves the last there."""

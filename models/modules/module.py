@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from blockstride.layouts import CacheSpec
+from blockstride.layouts import CacheSpec, KVCachePool
 from blockstride.models.batch import StepBatch
+from blockstride.models.modules.weights import LayerWeights
 from blockstride.models.parallel import TensorParallel
-
-
-@dataclass(frozen=True)
-class CacheDtypes:
-    """What the caches of a model hold.
-
-    Attributes:
-        kv: Keys and values.
-        conv: Convolution states.
-        ssm: Recurrent states.
-    """
-
-    kv: torch.dtype
-    conv: torch.dtype
-    ssm: torch.dtype = torch.float32
 
 
 class Mixer(ABC):
     """A layer's way of letting tokens see earlier ones, with a cache between steps.
 
-    Ranks share its heads or channels; what one returns is an addend of the whole.
+    It is made of sizes alone, which is enough to plan its cache; weights are loaded and a pool is
+    bound afterwards. Ranks share its heads or channels; what one returns is an addend of the whole.
     """
 
     group: int = -1
@@ -43,7 +28,7 @@ class Mixer(ABC):
     """What the layer caches, on all ranks together."""
 
     parallel: TensorParallel
-    """The rank."""
+    """The rank whose weights are loaded."""
 
     cache: Any
     """Typed views of its part of that; set when it is bound."""
@@ -52,10 +37,28 @@ class Mixer(ABC):
         """What the layer caches, on all ranks together."""
         return self.spec
 
-    def bind_kv_cache(self, raw: Tensor) -> None:
-        """Takes the layer's raw storage, as its pool made it, and keeps typed views of it."""
-        shard = self.spec.tp_shard(self.parallel.rank, self.parallel.size)
-        self.cache = shard.bind_kv_cache(raw)
+    def bind(self, pool: KVCachePool, layer_name: str, group: int) -> None:
+        """Keeps typed views of the rank's part of the cache.
+
+        Args:
+            pool: Where it lies.
+            layer_name: What the pool calls the layer.
+            group: Index of its group among the tables of a batch.
+
+        Raises:
+            ValueError: The pool laid the layer out for another spec.
+        """
+        self.group = group
+        shard = self.cache_spec().tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = pool.bind(layer_name, shard)
+
+    @abstractmethod
+    def load(self, weights: LayerWeights) -> None:
+        """Reads the rank's part of the layer's tensors.
+
+        Raises:
+            ValueError: One is missing, damaged or misshapen, or the ranks can't share it.
+        """
 
     @abstractmethod
     def forward(

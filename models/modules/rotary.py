@@ -19,7 +19,6 @@ class Rotary:
         size: Elements of a head that turn; they do in pairs, so an odd number counts as the next.
         head_size: Elements of a head.
         theta: Base of the geometric row of frequencies.
-        device: Where the model runs.
 
     Raises:
         ValueError: More elements than a head has, or none.
@@ -27,15 +26,22 @@ class Rotary:
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 3.4.
     """
 
-    def __init__(self, size: int, head_size: int, theta: float, device: torch.device) -> None:
+    def __init__(self, size: int, head_size: int, theta: float) -> None:
         pairs = -(-size // 2)
         fits = 0 < 2 * pairs <= head_size
         expect(fits, "rotary size", f"from 1 to {head_size} elements of a head, in pairs", size)
-        powers = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
-        self.frequencies: Float[Tensor, " half"] = 1.0 / theta**powers
+        self.size, self.theta = size, theta
+        self.frequencies: Float[Tensor, " half"] | None = None
+
+    def to(self, device: torch.device) -> None:
+        """Makes the frequencies where the model runs, for all layers that share them."""
+        if self.frequencies is None:
+            powers = torch.arange(0, self.size, 2, dtype=torch.float32, device=device) / self.size
+            self.frequencies = 1.0 / self.theta**powers
 
     def angles(self, batch: StepBatch) -> Angles:
         """Cosine and sine of each token's angles; computed once a step for all layers."""
+        assert self.frequencies is not None, "a layer that asks has loaded its weights"
         if self not in batch.angles:
             turns = batch.positions[:, None].float() * self.frequencies
             batch.angles[self] = (turns.cos(), turns.sin())

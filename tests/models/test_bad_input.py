@@ -6,8 +6,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from blockstride.models import LLM, EngineConfig, JambaConfig, SamplingParams
+from blockstride.models import LLM, EngineConfig, SamplingParams
 from blockstride.models.cli import main
+from blockstride.models.families.jamba import Jamba
 
 
 @pytest.fixture
@@ -91,12 +92,21 @@ def test_a_missing_shard_is_named(make_reference):
             "model_type: expected one of bamba, granitemoehybrid, jamba, got 'llama'",
         ),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
-        ({"hidden_size": "64"}, "hidden_size: expected int"),
-        ({"mamba_dt_rank": "big"}, "mamba_dt_rank: expected a number or 'auto'"),
+        (
+            {"hidden_size": "64"},
+            "hidden_size: expected a positive integer in config.json, got '64'",
+        ),
+        (
+            {"mamba_dt_rank": "big"},
+            "mamba_dt_rank: expected a positive integer in config.json, got 'big'",
+        ),
         ({"attn_layer_offset": 4}, "attn_layer_offset: expected 0 to 3, got 4"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of 4, got 3"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most 4, got 9"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a positive number, got 0"),
+        (
+            {"num_hidden_layers": 0},
+            "num_hidden_layers: expected a positive integer in config.json, got 0",
+        ),
         ({"vocab_size": 300}, r"embed_tokens.weight: expected shape \(300, 64\)"),
     ],
 )
@@ -107,7 +117,7 @@ def test_an_impossible_config_is_explained(folder, values, message):
 
 def test_heads_are_as_many_as_queries_when_config_names_no_groups():
     config = {"model_type": "jamba", "num_attention_heads": 4, "num_key_value_heads": None}
-    assert JambaConfig.from_dict(config).num_kv_heads == 4
+    assert Jamba(config).kv_heads == 4
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from blockstride.models.hf_config import cache_specs, read_config
+from blockstride.models.families import cache_specs, read_config
 
 JAMBA = {
     "model_type": "jamba",

@@ -11,8 +11,10 @@ from blockstride.layouts import KVCacheLayout, choose_block_size, plan_pools
 from blockstride.layouts.accounting import choose_num_blocks, tokens_that_fit
 from blockstride.models.cli import main
 from blockstride.models.commands import layouts
-from blockstride.models.engine import EngineConfig
-from blockstride.models.hf_config import cache_specs
+from blockstride.models.engine import Engine, EngineConfig
+from blockstride.models.families import cache_specs
+from blockstride.models.loading import load_model
+from tests.models.conftest import FAMILIES
 
 JAMBA = {
     "model_type": "jamba",
@@ -102,6 +104,27 @@ def test_numbers_are_those_of_the_pools_that_an_engine_would_make(command, polic
     assert report["costs"]["bytes_per_token"] == 16384 / tp
     layers_told = [name for group in report["groups"] for name in group["layers"]]
     assert sorted(layers_told) == sorted(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "policy"), [(f, "split") for f in FAMILIES] + [("bamba", "unified")]
+)
+def test_an_engine_makes_the_pools_that_are_shown(capsys, make_reference, family, policy):
+    path = make_reference(family=family).path
+    config = EngineConfig(cache_bytes=4 << 20, policy=policy, max_num_seqs=3)
+    engine = Engine(load_model(path, config, device="cpu"), config)
+    types = ("--kv-cache-dtype", "fp32", "--conv-dtype", "fp32")
+    sizes = ("--policy", policy, "--memory", "4MiB", "--num-seqs", "3")
+    assert main(["layouts", "--config", str(path), "--json", *types, *sizes]) == 0
+    report = json.loads(capsys.readouterr().out)
+    shown = [(pool["num_blocks"], pool["block_bytes"], pool["bytes"]) for pool in report["pools"]]
+    made = [
+        (pool.layout.num_blocks, pool.layout.block_bytes, pool.storage.nbytes)
+        for pool in engine.pools
+    ]
+    assert shown == made
+    pages = {group["kind"]: group["page_bytes"] for group in report["groups"]}
+    assert pages == {group.group.spec.kind: group.page_bytes for group in engine.groups}
 
 
 def test_costs_count_windows_and_states_apart(command):

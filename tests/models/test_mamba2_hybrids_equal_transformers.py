@@ -99,11 +99,12 @@ def test_positions_of_a_kind_that_is_not_known_are_refused_by_name(make_referenc
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
-        ("granite", {"layer_types": ["mamba"]}, "layer_types: expected 4 of"),
-        ("granite", {"mamba_n_heads": 7}, "mamba_n_heads: expected a divisor of 128, got 7"),
-        ("granite", {"mamba_n_groups": 3}, "mamba_n_groups: expected a divisor of 8 heads, got 3"),
+        ("granite", {"layer_types": ["mamba"]}, "num_hidden_layers: expected 1, as typed, got 4"),
+        ("granite", {"layer_types": ["mlp"] * 4}, "type of layer 0: expected one of attention, .*"),
+        ("granite", {"mamba_n_heads": 7}, "mamba_n_heads: expected heads of 16 that make up 128"),
+        ("granite", {"mamba_n_groups": 3}, "mamba_n_groups: expected a divisor of 8, got 3"),
         ("granite", {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most 4, got 5"),
-        ("bamba", {"attn_layer_indices": [4]}, "attn_layer_indices: expected layers from 0 to 3"),
+        ("bamba", {"attn_layer_indices": [4]}, "attn_layer_indices: expected a list of layers"),
         ("bamba", {"mlp_bias": True}, "mlp_bias: expected false"),
     ],
 )

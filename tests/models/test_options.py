@@ -15,7 +15,7 @@ from blockstride.models.commands.dispatch import Parser
 from blockstride.models.distributed.launch import check_engines
 from blockstride.models.distributed.messages import Setup
 from blockstride.models.engine import pools
-from blockstride.models.loading import cache_dtypes
+from blockstride.models.loading import cache_types
 from blockstride.models.memory import available_bytes
 
 
@@ -156,7 +156,7 @@ def test_one_order_policy_and_block_size_is_the_default_everywhere(reference):
     for args in (shown, ran):
         found = (args.layout, args.policy, args.block_size)
         assert found == (wanted.layout, wanted.policy, wanted.block_size)
-    specs = plan.cache_specs(plan.read_config(reference.path))
+    specs = plan.cache_specs(reference.path)
     planned = plan.parse_engine("decode", "", specs, 10)
     found = (planned.layout.order, planned.policy, planned.block_size)
     assert found == (wanted.layout, wanted.policy, wanted.block_size)
@@ -164,7 +164,7 @@ def test_one_order_policy_and_block_size_is_the_default_everywhere(reference):
 
 @pytest.mark.parametrize("word", ["fp8", "float8_e4m3fn", "torch.float8_e4m3fn", "FP8"])
 def test_words_for_types_are_the_same_everywhere(reference, word, capsys):
-    types = cache_dtypes(EngineConfig(kv_cache_dtype=word, ssm_dtype="bf16"), torch.float32)
+    types = cache_types(EngineConfig(kv_cache_dtype=word, ssm_dtype="bf16"), torch.float32)
     assert (types.kv, types.ssm) == (torch.float8_e4m3fn, torch.bfloat16)
     line = ["--config", str(reference.path), "--kv-cache-dtype", word, "--ssm-dtype", "bf16"]
     for command in ("layouts", "plan"):

@@ -217,7 +217,7 @@ def test_frequencies_and_biases_that_transformers_ignores_change_nothing(folder,
     save_file({**weights, **extra}, path / "model.safetensors", metadata={"format": "pt"})
     assert_close(all_logits(path, [5, 6, 7]), reread(path).logits([5, 6, 7]))
     assert caplog.messages == [
-        "2 tensors are no part of BambaModel, such as model.layers.1.self_attn.q_proj.bias"
+        "2 tensors are no part of Bamba, such as model.layers.1.self_attn.q_proj.bias"
     ]
 
 

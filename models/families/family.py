@@ -1,0 +1,160 @@
+"""A family of models: how its config.json is read, and what its layers are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from blockstride.checks import expect
+from blockstride.layouts import CacheSpec
+from blockstride.models.cache_types import CacheTypes
+from blockstride.models.families.keys import Key, anything, constant, count, number, switch
+from blockstride.models.modules import FeedForward, LayerWeights, Mixer
+
+
+class Family(ABC):
+    """A family whose caches can be planned; an instance is one file of it.
+
+    Keys are class attributes (see `keys`), whose defaults are those of transformers.
+
+    Attributes:
+        values: The parsed config.json.
+        layers: Type of a layer -> the mixers in it, each a method that makes one from `CacheTypes`.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Layers.
+    """
+
+    layers: ClassVar[Mapping[str, Sequence[str]]]
+    hidden_size = count(4096)
+    num_hidden_layers = count(32)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    @classmethod
+    def keys(cls) -> dict[str, Key[Any]]:
+        """Attribute -> key, of all that this family reads."""
+        found = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("_")}
+        return {name: key for name, key in found.items() if isinstance(key, Key)}
+
+    def numbers(self) -> dict[str, Any]:
+        """The value of every key.
+
+        Raises:
+            ValueError: One can't be.
+        """
+        return {name: getattr(self, name) for name in self.keys()}
+
+    def expect(self, condition: object, name: str, expected: object) -> None:
+        """Raise `ValueError` about the key of an attribute unless `condition` holds."""
+        key = self.keys()[name]
+        value = key.stated(self.values)
+        got = "nothing" if value is None else repr(value)
+        expect(bool(condition), key.name(self.values), expected, got)
+
+    @abstractmethod
+    def layer_types(self) -> Sequence[Any]:
+        """What each layer is, in the words of `layers`; a file may have others."""
+
+    def listed(self, name: str) -> list[Any]:
+        """The list of a key that has a word for every layer.
+
+        Raises:
+            ValueError: It is no list, or of another length.
+        """
+        types = self.as_list(name)
+        fits = self.num_hidden_layers == len(types)
+        self.expect(fits, "num_hidden_layers", f"{len(types)}, as typed")
+        return types
+
+    def as_list(self, name: str) -> list[Any]:
+        """The list of a key.
+
+        Raises:
+            ValueError: It is none.
+        """
+        value = getattr(self, name)
+        self.expect(isinstance(value, list), name, "a list with a type for every layer")
+        return value
+
+    def indexed(self, name: str, other: str) -> list[str]:
+        """Attention in the layers that the list of a key names, `other` in the rest.
+
+        Raises:
+            ValueError: It is no list of layers.
+        """
+        indices = getattr(self, name)
+        indices, layers = [] if indices is None else indices, range(self.num_hidden_layers)
+        known = isinstance(indices, list) and all(i in layers for i in indices)
+        self.expect(known, name, f"a list of layers from 0 to {len(layers) - 1}")
+        return ["attention" if i in indices else other for i in layers]
+
+    def kinds(self) -> list[Sequence[str]]:
+        """The kinds of mixers in each layer.
+
+        Raises:
+            ValueError: A layer of a type that the family doesn't have.
+        """
+        words = self.layer_types()
+        for layer, word in enumerate(words):
+            known = isinstance(word, str) and word in self.layers
+            expect(known, f"type of layer {layer}", f"one of {', '.join(self.layers)}", repr(word))
+        return [self.layers[word] for word in words]
+
+    def mixers(self, types: CacheTypes) -> list[dict[str, Mixer]]:
+        """The mixers of each layer by their kind, without weights.
+
+        Raises:
+            ValueError: A key that can't be, or that contradicts another.
+        """
+        return [{kind: getattr(self, kind)(types) for kind in kinds} for kinds in self.kinds()]
+
+    def cache_specs(self, types: CacheTypes) -> dict[str, CacheSpec]:
+        """What each layer caches, on all ranks together; see `families.cache_specs`."""
+        return {
+            f"layers.{layer}" if len(mixers) == 1 else f"layers.{layer}.{kind}": mixer.cache_spec()
+            for layer, mixers in enumerate(self.mixers(types))
+            for kind, mixer in mixers.items()
+        }
+
+
+class ModelFamily(Family):
+    """A family whose models run, as a `HybridModel`: each layer has one mixer.
+
+    Attributes:
+        vocab_size: Rows of the embedding.
+        intermediate_size: Inner width of an MLP or of one expert.
+        max_position_embeddings: Longest sequence the model was made for.
+        rms_norm_eps: Added to the mean square in every norm.
+        tie_word_embeddings: Whether the head is the embedding, where a file has no head.
+        hidden_act: Activation of the feed-forward part; only `"silu"` exists.
+        embedding_multiplier: Of embeddings.
+        residual_multiplier: Of what a layer adds to the residual stream.
+        logits_scaling: Divides logits.
+        input_norm: What tensors call the norm before the mixer,
+        feed_forward_norm: the one before the feed-forward parts,
+        final_norm: and the one before the head.
+    """
+
+    vocab_size = count(32000)
+    intermediate_size = count(11008)
+    max_position_embeddings = count(2048)
+    rms_norm_eps = number(1e-6)
+    tie_word_embeddings = switch(False)
+    hidden_act = anything("silu")
+    embedding_multiplier = constant(1.0)
+    residual_multiplier = constant(1.0)
+    logits_scaling = constant(1.0)
+    input_norm = "input_layernorm"
+    feed_forward_norm = "post_attention_layernorm"
+    final_norm = "norm"
+
+    def check(self) -> None:
+        """Raise `ValueError` unless all keys are such that the model runs."""
+        self.numbers()
+        self.expect(self.hidden_act in ("silu", None), "hidden_act", "'silu'")
+
+    @abstractmethod
+    def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
+        """The feed-forward parts of a layer, whose results are added up."""
