@@ -89,7 +89,16 @@ def _launch(
     plain = soft_cap is None and sinks is None and lse is None and scale > 0
     plain = plain and not checks_are_full()
     specialised = tile.specialised_tokens > 0 and plain and fits_descriptor(out[None], 1)
-    row_index = index_dtype(1, query, out)
+    # how the rows of a program lie in queries and results
+    rows = {
+        "GROUP": group,
+        "HEADS_PER_TILE": tile.heads,
+        "TILES_H": tiles_h,
+        "VALUE_SIZE": value_size,
+        "BLOCK_M": tile.rows,
+        "BLOCK_V": block_v,
+        "ROW_INDEX": index_dtype(1, query, out),
+    }
     if specialised:
         _launch_specialised(work_list, query, key_cache, value_cache, block_table, scale, out)
     attention_kernel[(tiles_h * items.shape[0],)](
@@ -118,27 +127,21 @@ def _launch(
         *key_strides[2:],
         *value_strides[2:],
         out_strides[2],
-        GROUP=group,
-        HEADS_PER_TILE=tile.heads,
-        TILES_H=tiles_h,
+        **rows,
         HEAD_SIZE=head_size,
-        VALUE_SIZE=value_size,
         KV_BLOCK_SIZE=block_size,
         SOFT_CAP=soft_cap,
         DOT_DTYPE=_dot_dtype(query, key_cache, value_cache),
         PRECISION=tile.precision,
         INDEX=index_dtype(2, key_cache, value_cache),
-        ROW_INDEX=row_index,
         ANY_SIGN=k_scale is not None or not scale > 0,
         BY_DESCRIPTOR=tile.by_descriptor,
         IS_LATENT=tile.is_latent,
         SAME_STRIDES=key_strides == value_strides,
         SKIP_WHOLE=specialised,
-        BLOCK_M=tile.rows,
         BLOCK_N=tile.tokens,
         BLOCK_D=block_d,
         BLOCK_TAIL=padded_size(head_size - block_d) if head_size > block_d else 0,
-        BLOCK_V=block_v,
         NUM_STAGES=tile.num_stages,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -156,14 +159,8 @@ def _launch(
         sinks,
         v_scale,
         *out_strides,
-        GROUP=group,
-        HEADS_PER_TILE=tile.heads,
-        TILES_H=tiles_h,
-        VALUE_SIZE=value_size,
-        BLOCK_M=tile.rows,
-        BLOCK_V=block_v,
+        **rows,
         BLOCK_R=reduce_rows,
-        ROW_INDEX=row_index,
         num_warps=4,
         enable_fp_fusion=True,
     )
