@@ -85,8 +85,9 @@ class Step:
             )
             actual = paged_attention(*arguments, schedule=schedule, **options)
             assert isinstance(actual, Tensor)
-            exact, _ = reference.paged_attention(*arguments, **options)
-            plain, _ = reference.paged_attention(*arguments, **options, dtype=torch.bfloat16)
+            query, *others = arguments
+            exact, _ = reference.paged_attention(query.double(), *others, **options)
+            plain, _ = reference.paged_attention(query, *others, **options)
             assert_within_budget(actual, exact, plain)
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """What paged attention computes, in plain torch: read this first.
 
 The Triton kernels and the programs for CPUs compute the same, and the tests of both hold them to
-this file, with which they share no code. Precision is an argument: float64 is as good as exact, and
-a kernel's own dtype shows what rounding alone costs. `paged_attention.py` comes next.
+this file, with which they share no code. It computes in the dtype of the query: float64 is as good
+as exact, and a kernel's own dtype shows what rounding alone costs. `paged_attention.py` comes next.
 """
 
 import torch
@@ -25,12 +25,10 @@ def paged_attention(
     sinks: Float[Tensor, " num_heads"] | None = None,
     k_scale: Float[Tensor, ""] | None = None,
     v_scale: Float[Tensor, ""] | None = None,
-    dtype: torch.dtype = torch.float64,
 ) -> tuple[Float[Tensor, "num_tokens num_heads value_size"], Float[Tensor, "num_tokens num_heads"]]:
-    """Outputs, and logarithms of the softmax's denominators, with every intermediate in `dtype`."""
+    """See `blockstride.kernels.paged_attention`: outputs, and logarithms of the denominators."""
     num_tokens, num_heads, _ = query.shape
-    block_size, device = key_cache.shape[2], query.device
-    query = query.to(dtype)
+    block_size, dtype, device = key_cache.shape[2], query.dtype, query.device
     # a head without a sink has one that weighs nothing
     sinks = torch.full((num_heads,), -torch.inf, device=device) if sinks is None else sinks
     sinks = sinks.to(dtype)

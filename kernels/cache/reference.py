@@ -26,13 +26,12 @@ def kv_cache_update(
     rotary: tuple[Float[Tensor, "num_tokens half"], Float[Tensor, "num_tokens half"]] | None = None,
     query: Float[Tensor, "num_tokens num_heads head_size"] | None = None,
     zero_tail: bool = False,
-    dtype: torch.dtype = torch.float64,
 ) -> None:
-    """Store each token in its slot, turned in `dtype` by its angles if there are any."""
+    """See `blockstride.kernels.kv_cache_update`: each token goes to its slot."""
     if rotary is not None:
-        key = turned(key.to(dtype), *rotary)
+        key = turned(key, *rotary)
         if query is not None:
-            query.copy_(turned(query.to(dtype), *rotary))
+            query.copy_(turned(query, *rotary))
     slots, block_size = slot_mapping.tolist(), key_cache.shape[2]
     for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
         for token, slot in enumerate(slots):
@@ -77,7 +76,7 @@ def block_copy(
     source_blocks: Int32[Tensor, " num_reads"],
     destination_blocks: Int32[Tensor, " num_writes"],
 ) -> None:
-    """Read one stream of tokens, then write it, cut into blocks of another size."""
+    """See `blockstride.kernels.block_copy`: a stream of tokens is read, recut and written."""
     stream = "layer block head token content -> layer (block token) head content"
     tokens, old = (
         rearrange(pool[:, blocks], stream)
@@ -101,7 +100,7 @@ def copy_runs(
     destination_starts: Int64[Tensor, " num_runs"],
     lengths: Int64[Tensor, " num_runs"],
 ) -> None:
-    """Copy run after run."""
+    """See `blockstride.kernels.copy_runs`."""
     columns = (source_starts.tolist(), destination_starts.tolist(), lengths.tolist())
     for start, into, length in zip(*columns, strict=True):
         destination[into : into + length] = source[start : start + length]

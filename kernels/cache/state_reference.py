@@ -21,7 +21,7 @@ def unpack_state(
     fields: Sequence[StateField],
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> tuple[Num[Tensor, "num_seqs ..."], ...]:
-    """Read every element of a field from its bytes; what no block holds is zero."""
+    """See `blockstride.kernels.unpack_state`: every element of a field is read from its bytes."""
     states = []
     for field, dtype in zip(fields, dtypes or [f.dtype for f in fields], strict=True):
         state = torch.zeros(len(state_indices), *field.shape, dtype=dtype, device=pages.device)
@@ -39,7 +39,7 @@ def pack_state(
     state_indices: Int32[Tensor, " num_seqs"],
     fields: Sequence[StateField],
 ) -> None:
-    """Write every element of a field to its bytes."""
+    """See `blockstride.kernels.pack_state`: every element of a field is written to its bytes."""
     for state, field in zip(states, fields, strict=True):
         elements = rearrange(state.to(field.dtype), "... -> ... 1").contiguous().view(torch.int8)
         for row, block in enumerate(state_indices.tolist()):
@@ -61,7 +61,7 @@ def copy_state(
     source_indices: Int32[Tensor, " num_copies"],
     destination_indices: Int32[Tensor, " num_copies"],
 ) -> None:
-    """Copy whole pages."""
+    """See `blockstride.kernels.copy_state`: whole pages are copied."""
     for read, written in zip(source_indices.tolist(), destination_indices.tolist(), strict=True):
         if read > 0 and written > 0:
             pages[written] = pages[read]

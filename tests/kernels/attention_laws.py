@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from blockstride import kernels
 from blockstride.kernels.attention import reference
 from tests.kernels.calls import attention, ids
+from tests.kernels.gpu.support.budget import cast
 from tests.kernels.recurrences import NAN, Arguments
 
 # what a table of arguments is given to
@@ -24,7 +25,7 @@ BATCHES = pytest.mark.parametrize("lengths", [(1, 1), (2, 0, 20)], ids=str)
 def follows(inputs: Arguments, **options: Any) -> None:
     """Hold outputs and denominators to the definition, NaN included."""
     close = {"rtol": 1e-4, "atol": 1e-5, "equal_nan": True}
-    exact, exact_lse = reference.paged_attention(**inputs, **options)
+    exact, exact_lse = reference.paged_attention(**cast(inputs | options, torch.float64))
     out, lse = paged_attention(**inputs, **options, return_lse=True)
     assert_close(out.double(), exact, **close)
     assert_close(lse.double(), exact_lse, **close)

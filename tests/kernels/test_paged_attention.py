@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blockstride.kernels import paged_attention
 from blockstride.kernels.attention import reference
+from tests.kernels.gpu.support.budget import cast, exact_and_plain
 
 NAN, INF = float("nan"), float("inf")
 F32, BF16, F16, F8, I8 = (
@@ -122,8 +123,7 @@ def make(
 def test_outputs_follow_the_definition_and_nothing_else_is_read(row, assert_accurate):
     # poison in tails and in other blocks would show, and so would a lost scale
     inputs, options = make(**row)
-    exact = reference.paged_attention(**inputs, **options)
-    plain = reference.paged_attention(**inputs, **options, dtype=F32)
+    exact, plain = exact_and_plain(reference.paged_attention, inputs | options)
     out, lse = paged_attention(**inputs, **options, return_lse=True)
     assert out.dtype == inputs["query"].dtype
     assert lse.dtype == F32
@@ -148,9 +148,8 @@ def test_every_memory_order_gives_the_same_bits(order, cache_dtype, pool_of, ass
 def test_latent_attention_reads_values_from_a_slice_of_the_keys(assert_accurate):
     inputs, options = make(num_heads=6, num_kv_heads=1, head_size=96)
     inputs["value_cache"] = inputs["key_cache"][..., :64]
-    exact, _ = reference.paged_attention(**inputs, **options)
-    plain, _ = reference.paged_attention(**inputs, **options, dtype=F32)
-    assert_accurate(paged_attention(**inputs, **options), exact, plain)
+    exact, plain = exact_and_plain(reference.paged_attention, inputs | options)
+    assert_accurate(paged_attention(**inputs, **options), exact[0], plain[0])
 
 
 @pytest.mark.parametrize("seqs", [((1, 12),), ((20, 20),)], ids=["decode", "prompt"])
@@ -170,7 +169,7 @@ def test_a_window_of_w_sees_w_tokens(seqs):
 def test_tokens_of_padding_blocks_are_not_seen(window, pool_of):
     inputs, options = make(seqs=((1, 70), (33, 70)), window=window)
     inputs["block_table"][0, 1], inputs["block_table"][1, 3] = 0, -1
-    exact, lse = reference.paged_attention(**inputs, **options)
+    exact, lse = reference.paged_attention(**cast(inputs | options, torch.float64))
     out = paged_attention(**inputs, **options, return_lse=True)
     torch.testing.assert_close(out[0], exact.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[1], lse.float(), rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.budget import cast
 from support.pools import Batch, batch
 
 from blockstride import kernels
@@ -53,7 +54,7 @@ def test_lengths_below_zero_see_nothing(device):
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_a_bound_of_query_lengths_that_is_too_small_costs_time_alone(bound, processors):
     inputs = attention((1, 0, 40, 9))
-    exact, _ = reference.paged_attention(**inputs, scale=0.3)
+    exact, _ = reference.paged_attention(**cast(inputs, torch.float64), scale=0.3)
     plan = gpu.attention_schedule(**inputs, max_query_len=bound, num_processors=processors)
     out = unchecked_attention(**inputs, scale=0.3, schedule=plan)
     torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
@@ -61,7 +62,7 @@ def test_a_bound_of_query_lengths_that_is_too_small_costs_time_alone(bound, proc
 
 def test_splits_may_have_a_scale_below_zero():
     inputs = attention((1, 2), context=600)
-    exact, _ = reference.paged_attention(**inputs, scale=-0.3)
+    exact, _ = reference.paged_attention(**cast(inputs, torch.float64), scale=-0.3)
     plan = gpu.attention_schedule(**inputs, num_processors=8)
     assert WorkItem(*plan[0].items.unbind(1)).num_splits.max() > 1
     out = unchecked_attention(**inputs, scale=-0.3, schedule=plan)
@@ -78,7 +79,7 @@ def test_prompts_of_the_specialised_kernel_keep_to_their_limits_too(scale, monke
     query = torch.cat([b.query, torch.full((130, 2, 32), torch.nan, dtype=b.query.dtype)])
     table = b.block_table.clone()
     table[:, 3:] = 0
-    exact, _ = reference.paged_attention(*_with_table(b, table), scale=scale)
+    exact, _ = reference.paged_attention(b.query.double(), *_with_table(b, table)[1:], scale=scale)
     narrow = (query, *_with_table(b, b.block_table[:, :3])[1:])
     plan = gpu.attention_schedule(*narrow, max_query_len=520)
     out = torch.full_like(query, torch.nan)

@@ -26,12 +26,17 @@ def attend(b: Batch, *, window=None, processors=None, **options):
     return out, lse
 
 
+def exact_and_plain(b: Batch, **options) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Outputs and denominators in float64, and in the dtype of the query."""
+    query, *others = b.arguments
+    return [reference.paged_attention(q, *others, **options) for q in (query.double(), query)]
+
+
 def check(b: Batch, *, processors=None, **options) -> None:
     """Hold output and denominators to the budget of the query's dtype."""
     out, lse = attend(b, processors=processors, **options)
     scale = b.query.shape[-1] ** -0.5
-    exact, exact_lse = reference.paged_attention(*b.arguments, scale=scale, **options)
-    plain, _ = reference.paged_attention(*b.arguments, scale=scale, dtype=b.query.dtype, **options)
+    (exact, exact_lse), (plain, _) = exact_and_plain(b, scale=scale, **options)
     assert_within_budget(out, exact, plain)
     tolerance = 64 * torch.finfo(b.query.dtype).eps
     torch.testing.assert_close(lse.double(), exact_lse, rtol=tolerance, atol=tolerance)
@@ -158,15 +163,11 @@ def test_long_prompts_are_shared_with_the_specialised_kernel(context, monkeypatc
     assert lists[-1].tile.specialised_tokens == 128
     assert 0 < (slots == NO_SLOT.value).sum() < len(slots)
     out = paged_attention(*b.arguments, scale=0.2, schedule=lists)
-    exact, _ = reference.paged_attention(*b.arguments, scale=0.2)
-    plain, _ = reference.paged_attention(*b.arguments, scale=0.2, dtype=torch.bfloat16)
+    (exact, _), (plain, _) = exact_and_plain(b, scale=0.2)
     assert_within_budget(out, exact, plain)
     # options that it has no form for leave all to the other kernel
     capped = paged_attention(*b.arguments, scale=0.2, soft_cap=4.0, schedule=lists)
-    exact, _ = reference.paged_attention(*b.arguments, scale=0.2, soft_cap=4.0)
-    plain, _ = reference.paged_attention(
-        *b.arguments, scale=0.2, soft_cap=4.0, dtype=torch.bfloat16
-    )
+    (exact, _), (plain, _) = exact_and_plain(b, scale=0.2, soft_cap=4.0)
     assert_within_budget(capped, exact, plain)
 
 
