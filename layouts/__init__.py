@@ -1,5 +1,6 @@
 """What a cache is: logical axes, stride orders, typed pages, pools and binding."""
 
+from blockstride.layouts.accounting import sequence_bytes, tokens_that_fit
 from blockstride.layouts.attention_spec import (
     AttentionSpec,
     AttentionViews,
@@ -12,7 +13,8 @@ from blockstride.layouts.groups import CacheGroup, PoolPolicy, choose_block_size
 from blockstride.layouts.kv_cache_layout import NAMED_LAYOUTS, KVCacheLayout
 from blockstride.layouts.page import Page, Segment
 from blockstride.layouts.placement import GroupPlacement, StridedField
-from blockstride.layouts.pool import NULL_BLOCK, KVCachePool, PoolLayout, plan_pool, plan_pools
+from blockstride.layouts.pool import NULL_BLOCK, KVCachePool, PoolLayout
+from blockstride.layouts.pool_planning import plan_pools
 from blockstride.layouts.spec import CacheSpec
 from blockstride.layouts.state_spec import (
     StateSpec,
@@ -51,8 +53,9 @@ __all__ = [
     "latent_attention",
     "mamba1",
     "mamba2",
-    "plan_pool",
     "plan_pools",
+    "sequence_bytes",
     "short_conv",
     "sliding_window_attention",
+    "tokens_that_fit",
 ]

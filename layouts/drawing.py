@@ -12,7 +12,7 @@ from rich.text import Text
 
 from blockstride.layouts.memory_order import (
     Level,
-    Piece,
+    StridedPiece,
     levels,
     one_block,
     one_half,
@@ -43,7 +43,7 @@ def draw(placement: GroupPlacement) -> RenderableType:
     return Group(_map(placement), Text(), _zoom(placement), Text(), _reads(placement))
 
 
-def _wanted(placement: GroupPlacement) -> dict[str, list[Piece]]:
+def _wanted(placement: GroupPlacement) -> dict[str, list[StridedPiece]]:
     """What a peer may want of block 1."""
     wanted = {"block": one_block(placement)}
     shards = [field.axis(field.shard.axis) for field in placement.page.fields if field.shard]
@@ -70,7 +70,7 @@ def _map(placement: GroupPlacement) -> RenderableType:
     return Group(Text(title), table)
 
 
-def _marks(placement: GroupPlacement, pieces: Sequence[Piece]) -> str:
+def _marks(placement: GroupPlacement, pieces: Sequence[StridedPiece]) -> str:
     """One character for each of the columns into which the memory of a pool is cut."""
     starts, lengths = runs(pieces)
     nbytes = placement.num_slots * placement.num_blocks * placement.page_bytes

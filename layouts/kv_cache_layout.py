@@ -86,11 +86,6 @@ class KVCacheLayout:
         return max(self.order.index("L"), self.order.index("B")) + 1
 
     @property
-    def is_layer_compact(self) -> bool:
-        """All blocks of one layer are one run."""
-        return self.order[0] == "L"
-
-    @property
     def is_block_outermost(self) -> bool:
         """All layers of one block are one run."""
         return self.order[0] == "B"
@@ -99,11 +94,6 @@ class KVCacheLayout:
     def is_block_compact(self) -> bool:
         """A page, one block of one layer, is one run in some order of its heads and tokens."""
         return set(self.order[2:]) == set("HNC")
-
-    @property
-    def is_block_contiguous(self) -> bool:
-        """A page is one run in the logical order (head, token, content)."""
-        return self.order[2:] == "HNC"
 
     @property
     def is_content_innermost(self) -> bool:

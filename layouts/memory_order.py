@@ -13,7 +13,7 @@ from blockstride.layouts.pool import NULL_BLOCK
 PADDING = "padding"
 
 
-class Dim(NamedTuple):
+class StridedAxis(NamedTuple):
     """One axis of a piece: `extent` elements that lie `stride` bytes apart.
 
     `is_content` says that it lies inside what one head keeps of one token, or inside a state.
@@ -25,7 +25,7 @@ class Dim(NamedTuple):
     is_content: bool = False
 
 
-class Piece(NamedTuple):
+class StridedPiece(NamedTuple):
     """The part of a field at some of its indices, as a strided set of runs.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     field: str
     segment: str
     start: int
-    dims: tuple[Dim, ...]
+    dims: tuple[StridedAxis, ...]
     nbytes: int
 
     @property
@@ -47,17 +47,17 @@ class Piece(NamedTuple):
         """The byte after the last one."""
         return self.start + self.nbytes + sum((d.extent - 1) * d.stride for d in self.dims)
 
-    def choose(self, name: str, index: int) -> Piece:
+    def choose(self, name: str, index: int) -> StridedPiece:
         """The piece at one index of an axis; the same piece when it has no such axis."""
         start = self.start + sum(index * dim.stride for dim in self.dims if dim.name == name)
         return self._replace(start=start, dims=tuple(d for d in self.dims if d.name != name))
 
-    def narrow(self, name: str, extent: int) -> Piece:
+    def narrow(self, name: str, extent: int) -> StridedPiece:
         """The piece at the first `extent` indices of an axis."""
         dims = (d._replace(extent=extent) if d.name == name else d for d in self.dims)
         return self._replace(dims=tuple(dim for dim in dims if dim.extent > 1))
 
-    def coalesce(self) -> Piece:
+    def in_longest_runs(self) -> StridedPiece:
         """The same bytes in the longest runs: an axis whose stride is a run joins it."""
         dims, run = list(self.dims), self.nbytes
         while dims and dims[-1].stride == run:
@@ -92,7 +92,7 @@ class Level(NamedTuple):
 
     depth: int
     whole: Stretch
-    axis: Dim | None
+    axis: StridedAxis | None
     parts: tuple[Stretch, ...]
 
     def element(self, index: int) -> Stretch:
@@ -102,40 +102,42 @@ class Level(NamedTuple):
         return Stretch(label, self.whole.start + index * self.axis.stride, self.axis.stride)
 
 
-def pieces(placement: GroupPlacement) -> list[Piece]:
+def pieces(placement: GroupPlacement) -> list[StridedPiece]:
     """All fields of a group, over all layer slots and blocks of its pool."""
     found, placed = [], iter(placement.fields)
     for segment in placement.page.segments:
         for field in segment.fields:
             at = next(placed)
             dims = [
-                Dim("layer", placement.num_slots, at.layer_stride),
-                Dim("block", placement.num_blocks, at.block_stride * placement.kernel_blocks),
-                Dim("kernel block", placement.kernel_blocks, at.block_stride),
+                StridedAxis("layer", placement.num_slots, at.layer_stride),
+                StridedAxis(
+                    "block", placement.num_blocks, at.block_stride * placement.kernel_blocks
+                ),
+                StridedAxis("kernel block", placement.kernel_blocks, at.block_stride),
             ]
             dims += [
-                Dim(axis.name, axis.extent, stride, axis.logical == "C")
+                StridedAxis(axis.name, axis.extent, stride, axis.logical == "C")
                 for axis, stride in zip(field.axes, at.strides, strict=True)
             ]
             dims = sorted((dim for dim in dims if dim.extent > 1), key=lambda dim: -dim.stride)
             size = field.dtype.itemsize
-            found.append(Piece(field.name, segment.name, at.offset, tuple(dims), size))
+            found.append(StridedPiece(field.name, segment.name, at.offset, tuple(dims), size))
     return found
 
 
-def one_block(placement: GroupPlacement) -> list[Piece]:
+def one_block(placement: GroupPlacement) -> list[StridedPiece]:
     """What one block, not the null block, holds of all layers of a group."""
     layers = len(placement.group.layer_names)
     block = min(NULL_BLOCK + 1, placement.num_blocks - 1)
     return [p.choose("block", block).narrow("layer", layers) for p in pieces(placement)]
 
 
-def one_unit(placement: GroupPlacement) -> list[Piece]:
+def one_unit(placement: GroupPlacement) -> list[StridedPiece]:
     """The first unit of every axis that ranks share out: one head, in attention."""
     return _cut(placement, lambda size, unit, shared: unit)
 
 
-def one_half(placement: GroupPlacement) -> list[Piece] | None:
+def one_half(placement: GroupPlacement) -> list[StridedPiece] | None:
     """What one of twice as many ranks holds of a block; None when it can't be halved."""
 
     def half(size: int, unit: int, shared: bool) -> int:
@@ -147,7 +149,7 @@ def one_half(placement: GroupPlacement) -> list[Piece] | None:
     return cut if all(piece.nbytes for piece in cut) else None
 
 
-def _cut(placement: GroupPlacement, keep: Callable[[int, int, bool], int]) -> list[Piece]:
+def _cut(placement: GroupPlacement, keep: Callable[[int, int, bool], int]) -> list[StridedPiece]:
     cut = []
     for piece, placed in zip(one_block(placement), placement.fields, strict=True):
         shard = placed.field.shard
@@ -159,13 +161,13 @@ def _cut(placement: GroupPlacement, keep: Callable[[int, int, bool], int]) -> li
     return cut
 
 
-def runs(parts: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
+def runs(parts: Sequence[StridedPiece]) -> tuple[np.ndarray, np.ndarray]:
     """The first byte and the length of every run that the pieces make together, in memory order.
 
     Pieces that touch are one run, whatever fields they come from.
     """
     starts, lengths = [], []
-    for piece in map(Piece.coalesce, parts):
+    for piece in map(StridedPiece.in_longest_runs, parts):
         at = np.array([piece.start], dtype=np.int64)
         for dim in piece.dims:
             at = (at[:, None] + np.arange(dim.extent) * dim.stride).ravel()
@@ -187,7 +189,7 @@ def levels(placement: GroupPlacement) -> list[Level]:
     return list(_levels(Stretch("pool", 0, nbytes), pieces(placement), 0))
 
 
-def _levels(whole: Stretch, inside: list[Piece], depth: int) -> Iterator[Level]:
+def _levels(whole: Stretch, inside: list[StridedPiece], depth: int) -> Iterator[Level]:
     axis = _common_axis(whole, inside)
     if axis is not None:
         level = Level(depth, whole, axis, _tiled(whole, [], axis.extent * axis.stride))
@@ -211,11 +213,11 @@ def _levels(whole: Stretch, inside: list[Piece], depth: int) -> Iterator[Level]:
             yield from _levels(stretch, members, depth + is_shown)
 
 
-def _is_leaf(piece: Piece) -> bool:
-    return all(dim.is_content for dim in piece.dims) and not piece.coalesce().dims
+def _is_leaf(piece: StridedPiece) -> bool:
+    return all(dim.is_content for dim in piece.dims) and not piece.in_longest_runs().dims
 
 
-def _common_axis(whole: Stretch, inside: list[Piece]) -> Dim | None:
+def _common_axis(whole: Stretch, inside: list[StridedPiece]) -> StridedAxis | None:
     """The outermost axis of all pieces, where each of its elements holds a part of every piece."""
     first = inside[0].dims[0] if inside[0].dims else None
     if first is None or (len(inside) == 1 and _is_leaf(inside[0])):
@@ -227,9 +229,9 @@ def _common_axis(whole: Stretch, inside: list[Piece]) -> Dim | None:
     return first
 
 
-def _clusters(inside: list[Piece]) -> list[tuple[Stretch, list[Piece]]]:
+def _clusters(inside: list[StridedPiece]) -> list[tuple[Stretch, list[StridedPiece]]]:
     """Pieces that interleave, such as the fields of one tap, taken together; in memory order."""
-    clusters: list[list[Piece]] = []
+    clusters: list[list[StridedPiece]] = []
     for piece in sorted(inside, key=lambda piece: piece.start):
         if clusters and piece.start < max(other.stop for other in clusters[-1]):
             clusters[-1].append(piece)

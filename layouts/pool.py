@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockstride.checks import expect
-from blockstride.layouts.groups import CacheGroup, check_policy, group_layers
+from blockstride.layouts.groups import CacheGroup
 from blockstride.layouts.kv_cache_layout import KVCacheLayout
 from blockstride.layouts.page import align
 from blockstride.layouts.placement import GroupPlacement, page_demand
@@ -40,6 +40,63 @@ class PoolLayout:
     num_blocks: int
     page_bytes: int
 
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[CacheGroup],
+        *,
+        layout: KVCacheLayout,
+        num_blocks: int,
+        block_size: int,
+        kernel_block_size: int | None = None,
+    ) -> PoolLayout:
+        """Lays out groups that share a block id space.
+
+        Args:
+            groups: Groups of this rank's specs.
+            layout: Stride order of the pool.
+            num_blocks: Blocks, the null block included.
+            block_size: Tokens per block.
+            kernel_block_size: Tokens per block that kernels see, a divisor of `block_size`; None:
+                all.
+
+        Raises:
+            ValueError: Sizes that do not divide, or an order in which groups of different pages
+                would lie across each other's blocks.
+        """
+        expect(block_size > 0, "block_size", "a positive number of tokens", block_size)
+        kernel_block_size = block_size if kernel_block_size is None else kernel_block_size
+        divides = kernel_block_size > 0 and block_size % kernel_block_size == 0
+        expect(divides, "kernel_block_size", f"a divisor of {block_size}", kernel_block_size)
+        split = block_size // kernel_block_size
+        demands, kernel_blocks = [], []
+        for group in groups:
+            page = group.spec.page(kernel_block_size)
+            kernel_blocks.append(split if group.spec.has_tokens else 1)
+            demands.append(page_demand(page, layout, kernel_blocks[-1]))
+        # a block belongs to one group at a time, so its bytes must be a region of its own
+        alike = len({group.spec.page(kernel_block_size) for group in groups}) == 1
+        expect(
+            alike or layout.is_block_outermost or layout.is_block_compact,
+            "layout",
+            "H, N and C inside B, or B outermost, where groups of different pages share blocks",
+            layout,
+        )
+        page_bytes = align(
+            max(needed for needed, _ in demands), lcm(*(quantum for _, quantum in demands))
+        )
+        slots = max(len(group.layer_names) for group in groups)
+        placements = tuple(
+            GroupPlacement(group, layout, slots, num_blocks, block_size, k, page_bytes)
+            for group, k in zip(groups, kernel_blocks, strict=True)
+        )
+        return cls(placements, layout, slots, num_blocks, page_bytes)
+
+    def with_blocks(self, num_blocks: int) -> PoolLayout:
+        """The same pool with another number of blocks."""
+        groups = tuple(replace(placement, num_blocks=num_blocks) for placement in self.groups)
+        return replace(self, groups=groups, num_blocks=num_blocks)
+
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all layer slots."""
@@ -60,100 +117,11 @@ class PoolLayout:
         }
 
 
-def plan_pool(
-    groups: Sequence[CacheGroup],
-    *,
-    layout: KVCacheLayout,
-    num_blocks: int,
-    block_size: int,
-    kernel_block_size: int | None = None,
-) -> PoolLayout:
-    """Lays out groups that share a block id space.
-
-    Args:
-        groups: Groups of this rank's specs.
-        layout: Stride order of the pool.
-        num_blocks: Blocks, the null block included.
-        block_size: Tokens per block.
-        kernel_block_size: Tokens per block that kernels see, a divisor of `block_size`; None: all.
-
-    Raises:
-        ValueError: Sizes that do not divide, or an order in which groups of different pages would
-            lie across each other's blocks.
-    """
-    expect(block_size > 0, "block_size", "a positive number of tokens", block_size)
-    kernel_block_size = block_size if kernel_block_size is None else kernel_block_size
-    divides = kernel_block_size > 0 and block_size % kernel_block_size == 0
-    expect(divides, "kernel_block_size", f"a divisor of {block_size}", kernel_block_size)
-    split = block_size // kernel_block_size
-    demands, kernel_blocks = [], []
-    for group in groups:
-        page = group.spec.page(kernel_block_size)
-        kernel_blocks.append(split if group.spec.has_tokens else 1)
-        demands.append(page_demand(page, layout, kernel_blocks[-1]))
-    # a block belongs to one group at a time, so its bytes must be a region of its own
-    alike = len({group.spec.page(kernel_block_size) for group in groups}) == 1
-    expect(
-        alike or layout.is_block_outermost or layout.is_block_compact,
-        "layout",
-        "H, N and C inside B, or B outermost, where groups of different pages share blocks",
-        layout,
-    )
-    page_bytes = align(
-        max(needed for needed, _ in demands), lcm(*(quantum for _, quantum in demands))
-    )
-    slots = max(len(group.layer_names) for group in groups)
-    placements = tuple(
-        GroupPlacement(group, layout, slots, num_blocks, block_size, k, page_bytes)
-        for group, k in zip(groups, kernel_blocks, strict=True)
-    )
-    return PoolLayout(placements, layout, slots, num_blocks, page_bytes)
-
-
-def plan_pools(
-    layers: Mapping[str, CacheSpec],
-    *,
-    layout: KVCacheLayout,
-    policy: str,
-    num_blocks: int | Sequence[int],
-    block_size: int,
-    kernel_block_size: int | None = None,
-) -> tuple[PoolLayout, ...]:
-    """Pools for all layers of one rank: one under `unified`, one a group under `split`.
-
-    Args:
-        layers: Layer name -> spec of this rank.
-        layout: Stride order of every pool.
-        policy: `unified` or `split`.
-        num_blocks: Blocks of each pool, or one number for all, null blocks included.
-        block_size: Tokens per block; see `choose_block_size`.
-        kernel_block_size: Tokens per block that kernels see.
-
-    Raises:
-        ValueError: As `plan_pool`, or not one number of blocks a pool.
-    """
-    check_policy(policy)
-    groups = group_layers(layers, policy)
-    parts = [groups] if policy == "unified" else [(group,) for group in groups]
-    counts = [num_blocks] * len(parts) if isinstance(num_blocks, int) else list(num_blocks)
-    expect(len(counts) == len(parts), "num_blocks", f"{len(parts)} counts, one a pool", counts)
-    return tuple(
-        plan_pool(
-            part,
-            layout=layout,
-            num_blocks=count,
-            block_size=block_size,
-            kernel_block_size=kernel_block_size,
-        )
-        for part, count in zip(parts, counts, strict=True)
-    )
-
-
 class KVCachePool:
     """The memory of a pool: one allocation, zeroed lazily by the system, and its views.
 
     Args:
-        layout: What `plan_pool` made.
+        layout: What `plan_pools` made.
         device: Where to allocate.
     """
 
@@ -193,7 +161,7 @@ class KVCachePool:
         expect(spec == owner, layer_name, f"the spec it was laid out with, {owner}", spec)
         return spec.bind_kv_cache(raw)
 
-    def block_bytes(self) -> tuple[Tensor, ...]:
+    def block_rows(self) -> tuple[Tensor, ...]:
         """Block-major byte views `[num_blocks, nbytes]` int8, for whoever only moves bytes.
 
         One view of whole blocks where blocks are outermost, else one a layer slot, of pages.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from blockstride.checks import expect
-from blockstride.kernels.cache.state_pages import StateField
 from blockstride.layouts.field import Axis, Field, Shard
 from blockstride.layouts.page import ALIGNMENT, Segment
 from blockstride.layouts.spec import CacheSpec
@@ -73,19 +72,6 @@ class StateSpec(CacheSpec[StateViews]):
                 arrays[field.name] = _channel_first(part, field)
             arrays[segment.name] = _channel_first(data, whole)
         return StateViews(arrays)
-
-    def state_fields(self) -> tuple[StateField, ...]:
-        """Where each segment lies in a page, for kernels that take byte pages."""
-        offsets = self.page(1).offsets()
-        fields = []
-        for segment in self.segments:
-            whole = segment.whole
-            dense = torch.empty(whole.shape, dtype=whole.dtype, device="meta").unsqueeze(0)
-            view = _channel_first(dense, whole)[0]
-            fields.append(
-                StateField(offsets[segment.name], tuple(view.shape), view.stride(), whole.dtype)
-            )
-        return tuple(fields)
 
 
 def _channel_first(data: Tensor, field: Field) -> Tensor:

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("kernels", "layouts", "transfer", "models")  # each may import those before it
+PACKAGES = ("kernels", "layouts", "transfer", "models")
+KNOWN = {
+    "kernels": ("kernels",),
+    "layouts": ("layouts",),
+    "transfer": ("kernels", "layouts", "transfer"),
+    "models": PACKAGES,
+}
+"""Package -> those that it may import."""
 FOLDERS = (*PACKAGES, "examples", "tests", "bench")
 MAX_LINES = 400
 # written so that this file does not match itself
@@ -50,15 +57,26 @@ def run_python(code: str) -> str:
     return ran.stdout.strip()
 
 
-def test_imports_go_from_models_to_transfer_to_layouts_to_kernels():
-    upward = [
+def test_imports_go_one_way_and_kernels_and_layouts_know_nothing_of_each_other():
+    wrong = [
         f"{source}: {name}"
-        for rank, package in enumerate(PACKAGES)
+        for package, known in KNOWN.items()
         for source in sources(package)
         for name in imported_modules(source)
-        if name.startswith(tuple(f"blockstride.{above}" for above in PACKAGES[rank + 1 :]))
+        if name.startswith(tuple(f"blockstride.{other}" for other in {*PACKAGES} - {*known}))
     ]
-    assert not upward
+    assert not wrong
+
+
+def test_packages_are_attributes_of_the_import_name_and_imported_at_first_use():
+    code = """
+import sys, blockstride
+assert not {"torch", "blockstride.layouts"} & {*sys.modules}
+assert {"kernels", "layouts", "transfer", "models"} <= {*dir(blockstride)}
+assert not hasattr(blockstride, "training")
+print(blockstride.layouts.plan_pools.__name__, "blockstride.models" in sys.modules)
+"""
+    assert run_python(code) == "plan_pools False"
 
 
 def test_imports_are_absolute_and_begin_with_the_import_name():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -15,9 +15,10 @@ from blockstride.layouts import (
     GroupPlacement,
     Interval,
     KVCacheLayout,
+    KVCachePool,
+    PoolLayout,
     PoolPolicy,
     group_layers,
-    plan_pool,
 )
 from blockstride.transfer.rank_cache import GroupCache, RankCache, tokens_are_outermost
 from blockstride.transfer.tokens import TokenAxis
@@ -114,6 +115,43 @@ class EngineTransferInfo:
         )
         expect(tiles, "stages", f"intervals that tile {len(self.specs)} layers", self.stages)
 
+    @classmethod
+    def of(
+        cls,
+        pools: Sequence[KVCachePool | PoolLayout],
+        specs: Mapping[str, CacheSpec],
+        engine_id: str,
+        *,
+        tp_size: int = 1,
+        model_fingerprint: str = "",
+    ) -> EngineTransferInfo:
+        """The engine whose ranks have pools such as these.
+
+        Args:
+            pools: What `plan_pools` made for one of its ranks, and all that it made; or their
+                memory.
+            specs: Layer name -> spec of the whole model, in layer order.
+            engine_id: Unique name.
+            tp_size: Tensor-parallel ranks.
+            model_fingerprint: See the class.
+        """
+        layouts = [pool.layout if isinstance(pool, KVCachePool) else pool for pool in pools]
+        placements = [placement for layout in layouts for placement in layout.groups]
+        block_size = placements[0].block_size
+        kernel_blocks = max(placement.kernel_blocks for placement in placements)
+        return cls(
+            engine_id,
+            specs,
+            layouts[0].layout,
+            # a single pool of a single group lies alike under both
+            "unified" if len(layouts) == 1 else "split",
+            block_size,
+            tuple(layout.num_blocks for layout in layouts),
+            kernel_block_size=block_size // kernel_blocks if kernel_blocks > 1 else None,
+            tp_size=tp_size,
+            model_fingerprint=model_fingerprint,
+        )
+
     @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
         """Groups of the whole model."""
@@ -182,7 +220,7 @@ class EngineTransferInfo:
         caches: dict[int, GroupCache] = {}
         pool_bytes = {}
         for pool, indices in pools.items():
-            planned = plan_pool(
+            planned = PoolLayout.of(
                 [parts[index] for index in indices],
                 layout=self.layout,
                 num_blocks=self.num_blocks[pool],

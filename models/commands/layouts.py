@@ -20,10 +20,12 @@ from blockstride.layouts import (
     Field,
     PoolLayout,
     PoolPolicy,
+    choose_block_size,
+    plan_pools,
+    tokens_that_fit,
 )
-from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account, tokens_that_fit
+from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account
 from blockstride.layouts.drawing import draw
-from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_dtypes
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
@@ -90,11 +92,11 @@ def _plan(
     args: argparse.Namespace, model: Mapping[str, CacheSpec], policy: str
 ) -> tuple[PoolLayout, ...]:
     """The pools of rank 0 in the memory that was given."""
-    return plan_rank_pools(
+    return plan_pools(
         model,
         layout=args.layout,
         policy=policy,
-        block_size=args.block_size,
+        block_size=choose_block_size(model, policy, args.block_size),
         memory_bytes=_nbytes(args.memory),
         kernel_block_size=args.kernel_block_size,
         num_seqs=args.num_seqs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from blockstride.layouts import KVCacheLayout, KVCachePool
+from blockstride.layouts import KVCachePool
 from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
     GroupBlocks,
@@ -48,7 +48,13 @@ class RankTransfers:
         pools: Sequence[KVCachePool],
         on_change: Callable[[], object],
     ) -> None:
-        info = _transfer_info(setup, model, pools)
+        info = EngineTransferInfo.of(
+            pools,
+            model.cache_specs(),
+            setup.engine_id,
+            tp_size=setup.config.tp_size,
+            model_fingerprint=setup.model_fingerprint,
+        )
         self.connector = Connector(info, setup.rank, settings, on_change)
         self.address = self.connector.register_kv_caches(
             {i: pool.storage for i, pool in enumerate(pools)}
@@ -121,20 +127,3 @@ class RankTransfers:
 
 def _block_ids(blocks: GroupBlocks) -> list[BlockIds]:
     return [BlockIds(ids, first) for first, ids in blocks]
-
-
-def _transfer_info(
-    setup: Setup, model: HybridModel, pools: Sequence[KVCachePool]
-) -> EngineTransferInfo:
-    config, groups = setup.config, [group for pool in pools for group in pool.layout.groups]
-    return EngineTransferInfo(
-        setup.engine_id,
-        model.cache_specs(),
-        KVCacheLayout.parse(config.layout),
-        "unified" if config.policy == "unified" else "split",
-        groups[0].block_size,
-        tuple(pool.layout.num_blocks for pool in pools),
-        kernel_block_size=config.kernel_block_size,
-        tp_size=config.tp_size,
-        model_fingerprint=setup.model_fingerprint,
-    )

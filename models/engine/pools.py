@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from blockstride.layouts import CacheSpec, KVCachePool, PoolLayout
+from blockstride.layouts import (
+    CacheSpec,
+    KVCachePool,
+    PoolLayout,
+    choose_block_size,
+    plan_pools,
+)
 from blockstride.layouts.poison import poison_pool
-from blockstride.layouts.rank_pools import plan_rank_pools
 from blockstride.models.engine.config import EngineConfig
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.memory import expect_room
@@ -30,11 +35,11 @@ def plan_model_pools(
         ValueError: Sizes that can't work together; the message names one.
     """
     try:
-        return plan_rank_pools(
+        return plan_pools(
             specs,
             layout=config.layout,
             policy=config.policy,
-            block_size=config.block_size,
+            block_size=choose_block_size(specs, config.policy, config.block_size),
             memory_bytes=config.cache_bytes,
             num_blocks=config.num_blocks,
             kernel_block_size=config.kernel_block_size,

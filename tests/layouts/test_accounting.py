@@ -12,17 +12,12 @@ from blockstride.layouts import (
     full_attention,
     mamba1,
     plan_pools,
+    sequence_bytes,
     short_conv,
     sliding_window_attention,
-)
-from blockstride.layouts.accounting import (
-    MAX_TOKENS,
-    account,
-    choose_num_blocks,
-    sequence_blocks,
-    sequence_bytes,
     tokens_that_fit,
 )
+from blockstride.layouts.accounting import MAX_TOKENS, account, sequence_blocks
 from tests.layouts.support import BF16, LAW, byte_addresses, pool_cases
 
 FULL = full_attention(1, 8, BF16)
@@ -41,6 +36,17 @@ def plan(layers, policy, num_blocks, block_size=4) -> tuple[PoolLayout, ...]:
         policy=policy,
         num_blocks=num_blocks,
         block_size=block_size,
+    )
+
+
+def affordable(layers, policy, memory_bytes, num_seqs=8) -> tuple[PoolLayout, ...]:
+    return plan_pools(
+        layers,
+        layout="BLHNC",
+        policy=policy,
+        memory_bytes=memory_bytes,
+        block_size=4,
+        num_seqs=num_seqs,
     )
 
 
@@ -77,7 +83,6 @@ def test_tokens_that_fit_are_what_an_allocator_reaches(
 @given(models, st.integers(1, 3), st.integers(0, 8000))
 def test_split_budget_buys_the_longest_common_length(layers, num_seqs, spare):
     ones = plan(layers, "split", 1)
-    kwargs = {"layout": KVCacheLayout.BLHNC, "policy": "split", "block_size": 4}
 
     def price(num_tokens):
         return sum(
@@ -85,8 +90,7 @@ def test_split_budget_buys_the_longest_common_length(layers, num_seqs, spare):
         )
 
     memory = price(1) + spare
-    counts = choose_num_blocks(layers, memory_bytes=memory, num_seqs=num_seqs, **kwargs)
-    pools = plan(layers, "split", counts)
+    pools = affordable(layers, "split", memory, num_seqs)
     spent = sum(pool.nbytes for pool in pools)
     assert spent <= memory
     length = tokens_that_fit(pools, num_seqs)
@@ -100,31 +104,28 @@ def test_split_budget_buys_the_longest_common_length(layers, num_seqs, spare):
 def test_unified_budget_goes_to_the_one_pool_whole(layers, spare):
     [one] = plan(layers, "unified", 1)
     memory = (sequence_blocks(one, 1) + 1) * one.block_bytes + spare
-    kwargs = {"layout": KVCacheLayout.BLHNC, "policy": "unified", "block_size": 4}
-    [count] = choose_num_blocks(layers, memory_bytes=memory, **kwargs)
-    assert count * one.block_bytes <= memory < (count + 1) * one.block_bytes
+    [pool] = affordable(layers, "unified", memory)
+    assert pool.nbytes <= memory < pool.nbytes + one.block_bytes
 
 
 @pytest.mark.parametrize("policy", ["unified", "split"])
 def test_a_budget_too_small_names_the_bytes_that_would_do(policy):
-    kwargs = {"layout": KVCacheLayout.BLHNC, "policy": policy, "block_size": 4, "num_seqs": 2}
     layers = {"a": FULL, "m": STATE}
     with pytest.raises(ValueError, match=r"memory_bytes: expected at least .+, got 100") as error:
-        choose_num_blocks(layers, memory_bytes=100, **kwargs)
+        affordable(layers, policy, 100, 2)
     least = int(str(error.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
-    counts = choose_num_blocks(layers, memory_bytes=least, **kwargs)
-    assert tokens_that_fit(plan(layers, policy, counts), 2 if policy == "split" else 1) >= 1
+    pools = affordable(layers, policy, least, 2)
+    assert tokens_that_fit(pools, 2 if policy == "split" else 1) >= 1
     with pytest.raises(ValueError, match="memory_bytes"):
-        choose_num_blocks(layers, memory_bytes=least - 1, **kwargs)
+        affordable(layers, policy, least - 1, 2)
 
 
-def test_no_sequences_is_not_a_question():
+def test_zero_sequences_are_refused():
     pools = plan({"a": FULL}, "split", 4)
-    kwargs = {"layout": KVCacheLayout.BLHNC, "policy": "split", "block_size": 4}
     with pytest.raises(ValueError, match="num_seqs: expected at least 1, got 0"):
         tokens_that_fit(pools, 0)
     with pytest.raises(ValueError, match="num_seqs: expected at least 1, got 0"):
-        choose_num_blocks({"a": FULL}, memory_bytes=4096, num_seqs=0, **kwargs)
+        affordable({"a": FULL}, "split", 4096, 0)
 
 
 def test_the_null_block_is_never_counted():
@@ -159,7 +160,6 @@ def test_used_bytes_are_those_that_fields_fill(case):
             for placed in part.placement.fields
         )
         assert part.used_bytes * pool.layout.num_blocks == filled
-        assert part.waste == 1 - filled / pool.layout.nbytes
 
 
 def test_costs_of_a_group_include_its_padding():
@@ -170,4 +170,3 @@ def test_costs_of_a_group_include_its_padding():
     assert (tokens.token_bytes, tokens.state_bytes) == (352 / 4, 0)
     assert (fixed.token_bytes, fixed.state_bytes) == (0, 352)
     assert (tokens.used_bytes, fixed.used_bytes) == (4 * 64, 352)
-    assert (tokens.waste, fixed.waste) == (pytest.approx(1 - 256 / 352), 0)

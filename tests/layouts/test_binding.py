@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockstride.kernels import pack_state, unpack_state
+from blockstride.kernels import StateField, pack_state, unpack_state
 from blockstride.layouts import (
     NAMED_LAYOUTS,
     KVCacheLayout,
@@ -131,11 +131,17 @@ def test_state_kernels_and_bound_views_agree_on_a_page(kind):
     indices = torch.tensor([3, 1], dtype=torch.int32)
     names = [segment.name for segment in spec.segments]
     states = [torch.randn(2, *views.arrays[name].shape[1:]) for name in names]
-    pack_state(states, pool.raw("y"), indices, spec.state_fields())
+    raw = pool.raw("y")
+    places = [views.arrays[name] for name in names]
+    fields = [
+        StateField(v.data_ptr() - raw.data_ptr(), tuple(v.shape[1:]), v.stride()[1:], v.dtype)
+        for v in places
+    ]
+    pack_state(states, raw, indices, fields)
     for name, state in zip(names, states, strict=True):
         view = views.arrays[name]
         assert torch.equal(view[indices], state.to(view.dtype))
-    unpacked = unpack_state(pool.raw("y"), indices, spec.state_fields())
+    unpacked = unpack_state(raw, indices, fields)
     for name, state in zip(names, unpacked, strict=True):
         assert torch.equal(state, views.arrays[name][indices])
 

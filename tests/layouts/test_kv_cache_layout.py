@@ -69,15 +69,13 @@ def test_strides_are_those_of_a_dense_tensor_in_that_order(layout, shape):
 @pytest.mark.parametrize("layout", ALL_LAYOUTS, ids=str)
 def test_contiguity_names_say_what_memory_shows(layout):
     logical = layout.to_logical(filled(layout, (2, 3, 4, 5, 6)))
-    layer, block, page = logical[0], logical[:, 0], logical[0, 0]
+    block, page = logical[:, 0], logical[0, 0]
 
     def is_one_run(part):
         return int(part.max() - part.min()) == part.numel() - 1
 
-    assert layout.is_layer_compact == is_one_run(layer)
     assert layout.is_block_outermost == is_one_run(block)
     assert layout.is_block_compact == is_one_run(page)
-    assert layout.is_block_contiguous == page.is_contiguous()
     assert layout.is_content_innermost == (logical.stride(-1) == 1)
 
 

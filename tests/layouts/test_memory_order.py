@@ -6,7 +6,7 @@ from hypothesis import given
 
 from blockstride.layouts import GroupPlacement, KVCacheLayout, PoolLayout, plan_pools
 from blockstride.layouts.memory_order import (
-    Piece,
+    StridedPiece,
     levels,
     one_block,
     one_half,
@@ -50,7 +50,7 @@ def bytes_of(pool: PoolLayout, placement: GroupPlacement, keep: dict[str, int]) 
     return torch.cat(found).sort().values
 
 
-def assert_runs_are(pieces: list[Piece], wanted: torch.Tensor) -> None:
+def assert_runs_are(pieces: list[StridedPiece], wanted: torch.Tensor) -> None:
     """The runs hold exactly these bytes, and no two of them could be one."""
     breaks = (wanted.diff() != 1).nonzero().flatten()
     starts = torch.cat([wanted[:1], wanted[breaks + 1]])
@@ -60,7 +60,7 @@ def assert_runs_are(pieces: list[Piece], wanted: torch.Tensor) -> None:
     assert torch.equal(found[1], stops - starts + 1)
 
 
-def num_runs(pieces: list[Piece]) -> int:
+def num_runs(pieces: list[StridedPiece]) -> int:
     return len(runs(pieces)[0])
 
 
@@ -137,7 +137,7 @@ def test_a_half_is_what_one_of_twice_as_many_ranks_holds(kind):
     assert runs(half)[1].sum() == runs(one_block(rank))[1].sum()
 
 
-def test_what_no_second_rank_could_hold_has_no_half():
+def test_channels_of_odd_number_have_no_half():
     spec = SPECS["mha-bf16"].tp_shard(0, 8)
     odd = SPECS["short-conv-DS"].tp_shard(0, 16)
     parts = {"layout": KVCacheLayout.LBHNC, "policy": "split", "num_blocks": 2, "block_size": 4}

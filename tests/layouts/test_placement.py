@@ -211,7 +211,7 @@ def test_kernel_blocks_of_a_block_lie_in_that_block(case):
                     by_layer = slot * pool.num_blocks + block
                     by_block = block * pool.num_slots + slot
                     assert region.unique().tolist() == [
-                        by_layer if pool.layout.is_layer_compact else by_block
+                        by_layer if pool.layout.order[0] == "L" else by_block
                     ]
 
 

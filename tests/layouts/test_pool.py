@@ -126,9 +126,9 @@ def test_block_rows_are_all_that_a_block_owns(case):
     layout = pool.layout
     if not (layout.layout.is_block_outermost or layout.layout.is_block_compact):
         with pytest.raises(ValueError, match="layout: expected an order that keeps a page or a bl"):
-            pool.block_bytes()
+            pool.block_rows()
         return
-    views = pool.block_bytes()
+    views = pool.block_rows()
     assert len(views) == (1 if layout.layout.is_block_outermost else layout.num_slots)
     for block in range(layout.num_blocks):
         for view in views:
@@ -153,7 +153,7 @@ def test_a_block_is_moved_by_its_bytes():
     pool = KVCachePool(plan_)
     key_cache = SPECS["gqa-bf16"].bind_kv_cache(pool.raw("a")).key_cache
     key_cache[2] = torch.randn_like(key_cache[2])
-    [rows] = pool.block_bytes()
+    [rows] = pool.block_rows()
     rows[3] = rows[2]
     assert torch.equal(key_cache[3], key_cache[2])
 

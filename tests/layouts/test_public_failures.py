@@ -14,15 +14,12 @@ from blockstride.layouts import (
     full_attention,
     mamba1,
     plan_pools,
+    sequence_bytes,
     short_conv,
     sliding_window_attention,
-)
-from blockstride.layouts.accounting import (
-    account,
-    sequence_blocks,
-    sequence_bytes,
     tokens_that_fit,
 )
+from blockstride.layouts.accounting import account, sequence_blocks
 from tests.layouts.support import BF16, FP8, byte_addresses
 
 
@@ -57,7 +54,7 @@ def test_padded_pages_keep_int8_values_in_their_own_block():
     for block in range(4):
         views.key_cache[block] = block
         views.value_cache[block] = block
-    [rows] = pool.block_bytes()
+    [rows] = pool.block_rows()
     for block in range(4):
         assert rows[block, :133120].unique().tolist() == [block]
         assert not rows[block, 133120:].any()
@@ -72,7 +69,7 @@ def test_regions_of_one_address_and_two_lengths_stay_two_regions():
         own = byte_addresses(pool.raw(name)[:1], pool.storage)
         ends[name] = (int(own.min()), int(own.max()) + 1)
     assert ends == {"a": (0, 32768), "m": (0, 19008)}
-    [rows] = pool.block_bytes()
+    [rows] = pool.block_rows()
     assert rows.shape == (4, 32768)
     for name in layers:
         pool.raw(name)[2] = 1
@@ -87,7 +84,7 @@ def test_a_state_page_half_as_large_is_padded():
     pool = plan(layers, block_size=block_size)
     assert block_size == 16
     assert pool.page_bytes == 2 * layers["m"].page(1).nbytes == layers["a"].page(16).nbytes
-    assert [part.waste for part in account(pool)] == [0, 0.5]
+    assert [part.used_bytes / part.block_bytes for part in account(pool)] == [1, 0.5]
 
 
 def inflated() -> Mapping[str, CacheSpec]:

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from blockstride.layouts import KVCacheLayout, choose_block_size, plan_pools
-from blockstride.layouts.accounting import choose_num_blocks, tokens_that_fit
+from blockstride.layouts import choose_block_size, plan_pools, tokens_that_fit
 from blockstride.models.cli import main
 from blockstride.models.commands import layouts
 from blockstride.models.engine import Engine, EngineConfig
@@ -89,15 +88,16 @@ def test_numbers_are_those_of_the_pools_that_an_engine_would_make(command, polic
     options = ("--policy", policy, "--tp", str(tp), "--layout", "LBHNC", "--num-seqs", "3")
     report = numbers(command, JAMBA, *options, "--memory", "2GiB")
     model = cache_specs(JAMBA)
-    choice = {
-        "layout": KVCacheLayout.LBHNC,
-        "policy": policy,
-        "block_size": choose_block_size(model, policy),
-    }
-    layers = {name: spec.tp_shard(0, tp) for name, spec in model.items()}
-    counts = choose_num_blocks(layers, memory_bytes=2 << 30, num_seqs=3, **choice)
-    pools = plan_pools(layers, num_blocks=counts, **choice)
-    assert [pool["num_blocks"] for pool in report["pools"]] == list(counts)
+    pools = plan_pools(
+        model,
+        layout="LBHNC",
+        policy=policy,
+        block_size=choose_block_size(model, policy),
+        memory_bytes=2 << 30,
+        num_seqs=3,
+        tp_size=tp,
+    )
+    assert [pool["num_blocks"] for pool in report["pools"]] == [pool.num_blocks for pool in pools]
     assert [pool["bytes"] for pool in report["pools"]] == [pool.nbytes for pool in pools]
     fits = {str(n): tokens_that_fit(pools, n) for n in (1, 3)}
     assert report["costs"]["tokens_that_fit"] == fits

@@ -66,7 +66,7 @@ def test_the_file_takes_hardly_more_than_the_bytes_of_the_sequence(hands, tmp_pa
     writer.abandon()
 
 
-def test_the_tag_comes_back(hands, tmp_path):
+def test_a_file_keeps_its_tag(hands, tmp_path):
     engine, tokens = hands.case.remote, hands.case.num_tokens
     writer = CacheFileWriter(tmp_path / "a.cache", engine, tokens, tag=b"digest of the tokens")
     hands.save(writer)
