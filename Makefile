@@ -10,33 +10,44 @@ READY := .venv/ready
 NOTEBOOKS := $(wildcard bench/notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench prove clean
+.PHONY: help demo check test lint types quick coverage bench prove lock clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 8
 
 # threads that spin while they wait take the cores from those that work, wherever others run too
-demo test: export OMP_WAIT_POLICY = passive
+demo check test coverage: export OMP_WAIT_POLICY = passive
 demo: export DEMO_PROMPT = $(PROMPT)
 demo: $(READY)  ## generate text with the trained hybrid model of this repository
 	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" $(SAMPLING) --stats
 
-# two threads everywhere, so that a laptop and a server run the same tests; two processes, since most
-# tests use one core; Triton decides as it is imported whether kernels are interpreted, hence a run
-# of their own
-test: export OMP_NUM_THREADS = 2
-test: PARALLEL = --numprocesses 2 --dist loadfile --benchmark-disable
-test: lint  ## lint, tests, kernels in Triton's interpreter, each benchmark once, notebooks
-	$(BIN)/pytest $(PARALLEL)
-	TRITON_INTERPRET=1 $(BIN)/pytest $(PARALLEL) tests/kernels/gpu
+# two threads everywhere, so that a laptop and a server run the same tests; more processes than two
+# cores, since many tests wait for others; Triton decides as it is imported whether kernels are
+# interpreted, hence a run of their own
+check test coverage: export OMP_NUM_THREADS = 2
+SPREAD = --dist loadfile --no-loadscope-reorder --benchmark-disable
+test: lint types  ## lint, types, tests, kernels in Triton's interpreter, each benchmark once, notebooks
+	$(BIN)/pytest $(SPREAD) --numprocesses 3
+	TRITON_INTERPRET=1 $(BIN)/pytest $(SPREAD) --numprocesses 2 tests/kernels/gpu
 	$(BIN)/pytest bench --benchmark-disable
 	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake $(NOTEBOOKS))
 
-lint: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
-lint: $(READY)  ## style and types
+check: $(READY)  ## lint, types and the fast half of the tests, at once: before each commit
+	$(MAKE) --jobs 2 --output-sync lint types quick
+
+quick: $(READY)
+	$(BIN)/pytest $(SPREAD) --numprocesses 2 --quiet -m "not slow"
+
+lint: $(READY)  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+types: $(READY)  ## types
 	$(BIN)/pyright
+
+coverage: $(READY)  ## which lines no test runs, but for those that compilers run
+	$(BIN)/pytest $(SPREAD) --numprocesses 3 --cov --cov-report term-missing:skip-covered
 
 # shape checks would be timed as well
 bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-overs; print tables
@@ -54,8 +65,11 @@ prove: $(READY)  ## look for counterexamples at length: new random ones, walks, 
 	$(BIN)/python -m tests.transfer.connector.endurance
 	$(BIN)/python -m tests.transfer.connector.load
 
+lock: $(READY)  ## choose the newest versions anew, and write requirements.lock
+	$(BIN)/python .ci/lock
+
 clean:  ## remove all that make made, .venv included
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the last line marks success: an interrupted or failed install is done again
