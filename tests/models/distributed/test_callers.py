@@ -4,8 +4,8 @@ import threading
 
 from blockstride.models import LLM
 from blockstride.models.distributed.messages import Wake
+from tests.models.callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
 from tests.models.distributed.deployments import all_blocks_are_free, engine, until
-from tests.models.test_callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
 
 
 def test_callers_of_several_engines_get_the_texts_of_one_engine(deploy, reference):

@@ -16,7 +16,8 @@ from blockstride.models.distributed.messages import (
     Stop,
     Token,
 )
-from tests.models.distributed.paper import ID, Books, PaperDeployment
+from tests.models.distributed.paper import ID, Books
+from tests.models.distributed.paper_deployment import PaperDeployment
 
 
 def test_every_event_is_defined_in_every_state():
