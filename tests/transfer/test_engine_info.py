@@ -7,9 +7,11 @@ from blockstride.layouts import (
     CacheSpec,
     Interval,
     KVCacheLayout,
+    KVCachePool,
     full_attention,
     gated_delta_net,
     mamba2,
+    plan_pools,
     sliding_window_attention,
 )
 from blockstride.transfer import EngineTransferInfo, plan_transfer
@@ -128,6 +130,17 @@ def test_memory_order_and_packing_may_differ():
 def test_sizes_that_contradict_each_other_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         engine("p", **changed)
+
+
+@pytest.mark.parametrize("policy", ["unified", "split"])
+@pytest.mark.parametrize("kernel_block_size", [None, 4])
+def test_an_engine_of_its_pools_is_the_one_whose_sizes_are_given(policy, kernel_block_size):
+    sizes = {"policy": policy, "block_size": 16, "kernel_block_size": kernel_block_size}
+    pools = plan_pools(specs(), layout="BHLNC", num_blocks=5, tp_rank=1, tp_size=2, **sizes)
+    counts = (5,) * len(pools)
+    given = engine("p", layout=KVCacheLayout.BHLNC, num_blocks=counts, tp_size=2, **sizes)
+    assert EngineTransferInfo.of(pools, specs(), "p", tp_size=2) == given
+    assert EngineTransferInfo.of([KVCachePool(p) for p in pools], specs(), "p", tp_size=2) == given
 
 
 @pytest.mark.parametrize("seed", [0, 5])
