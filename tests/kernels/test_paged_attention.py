@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from blockstride.kernels import paged_attention
 from blockstride.kernels.attention import reference
@@ -117,6 +118,19 @@ def make(
         "v_scale": torch.tensor(0.02 if cache_dtype == I8 else 0.6) if scaled else None,
     }
     return inputs, options
+
+
+def test_the_reference_is_torchs_own_attention_where_that_can_say_the_same():
+    inputs, options = make(seqs=((20, 20),))
+    out, _ = reference.paged_attention(**cast(inputs | options, torch.float64))
+    blocks = inputs["block_table"][0, :2]
+    keys, values = (
+        torch.cat(inputs[name][blocks].double().unbind(0), 1)[:, :20]
+        for name in ("key_cache", "value_cache")
+    )
+    query = inputs["query"].double().transpose(0, 1)
+    expected = scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(out, expected.transpose(0, 1))
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
