@@ -49,8 +49,11 @@ class Mixer(ABC):
             ValueError: The pool laid the layer out for another spec.
         """
         self.group = group
-        shard = self.cache_spec().tp_shard(self.parallel.rank, self.parallel.size)
-        self.cache = pool.bind(layer_name, shard)
+        spec = self.cache_spec()
+        # a pool of one rank is laid out for the whole model's specs as they are
+        if self.parallel.size > 1:
+            spec = spec.tp_shard(self.parallel.rank, self.parallel.size)
+        self.cache = pool.bind(layer_name, spec)
 
     @abstractmethod
     def load(self, weights: LayerWeights) -> None:
