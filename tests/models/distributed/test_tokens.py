@@ -27,7 +27,7 @@ PROMPTS = ["a", "In the beginning", "x" * 47, "the quick brown fox " * 9]
 )
 def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, tp_size, config):
     reference = make_reference(**config)
-    llm = deploy(reference.path, decode=engine(tp_size=tp_size, prefill_chunk=32))
+    llm = deploy(reference.path, config=engine(tp_size=tp_size, prefill_chunk=32))
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
 
