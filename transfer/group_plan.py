@@ -13,9 +13,9 @@ from blockstride.layouts import Interval, StridedField
 from blockstride.transfer.coalescing import Dim, Nest, Runs, coalesce, merge_adjacent
 from blockstride.transfer.mapping import GroupRead, held
 from blockstride.transfer.rank_cache import GroupCache
-from blockstride.transfer.tokens import Piece, common_pieces
+from blockstride.transfer.tokens import TokenPiece, common_pieces
 
-ONE_STATE = (1, (Piece(0, 1),))
+ONE_STATE = (1, (TokenPiece(0, 1),))
 """The period of a group without tokens: one state, whole."""
 
 
@@ -147,7 +147,9 @@ def _side(group: GroupCache, offsets: np.ndarray, split: int, blocks: int) -> Ro
     )
 
 
-def _runs(read: GroupRead, local: GroupCache, remote: GroupCache, pieces: Sequence[Piece]) -> Runs:
+def _runs(
+    read: GroupRead, local: GroupCache, remote: GroupCache, pieces: Sequence[TokenPiece]
+) -> Runs:
     """The runs of all fields, layers and pieces, before neighbours are merged across those."""
     columns = []
     for size in sorted({piece.size for piece in pieces}):
@@ -167,7 +169,7 @@ def _runs(read: GroupRead, local: GroupCache, remote: GroupCache, pieces: Sequen
 
 
 def _spots(
-    local: GroupCache, remote: GroupCache, pieces: Sequence[Piece]
+    local: GroupCache, remote: GroupCache, pieces: Sequence[TokenPiece]
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Where pieces start on each side: bytes to their kernel block, and tokens within that."""
     tokens = (
@@ -232,7 +234,7 @@ def _layer_runs(
             first = i
 
 
-def _tracks(runs: Runs, pieces: Sequence[Piece]) -> Iterator[Track]:
+def _tracks(runs: Runs, pieces: Sequence[TokenPiece]) -> Iterator[Track]:
     """Runs, sorted by first and last piece, cut where those change."""
     changes = np.flatnonzero(np.diff(runs.piece) | np.diff(runs.last_piece)) + 1
     edges = [0, *changes.tolist(), len(runs.piece)]

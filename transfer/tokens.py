@@ -51,7 +51,7 @@ class TokenAxis(NamedTuple):
         return mine // turn * self.interleave + mine % self.interleave
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """Consecutive tokens that lie in one run of one block on both sides.
 
     Attributes:
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def common_pieces(local: TokenAxis, remote: TokenAxis) -> tuple[int, tuple[Piece, ...]]:
+def common_pieces(local: TokenAxis, remote: TokenAxis) -> tuple[int, tuple[TokenPiece, ...]]:
     """Cuts the tokens that both ranks hold at every boundary of either.
 
     The pattern repeats after the least common multiple of what their blocks span: block sizes need
@@ -91,7 +91,9 @@ def common_pieces(local: TokenAxis, remote: TokenAxis) -> tuple[int, tuple[Piece
             local_block, local_token = divmod(a_held + start - a, local.block_size)
             remote_block, remote_token = divmod(b_held + start - b, remote.block_size)
             pieces.append(
-                Piece(start, stop - start, local_block, local_token, remote_block, remote_token)
+                TokenPiece(
+                    start, stop - start, local_block, local_token, remote_block, remote_token
+                )
             )
         i, j = (i + 1, j) if a + a_size <= b + b_size else (i, j + 1)
     return period, tuple(pieces)

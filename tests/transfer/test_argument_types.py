@@ -152,7 +152,7 @@ def test_no_wait_is_without_an_end():
     with pytest.raises(ValueError, match=r"^seconds: expected 0 or more seconds"):
         handle.wait(float("inf"))
     with pytest.raises(TypeError, match=r"^seconds: expected a number of seconds"):
-        bare(ReadHandle.wait_settled, handle, None)
+        bare(ReadHandle.wait, handle, "1")
     with pytest.raises(ValueError, match=r"^timeout_seconds: expected more than 0"):
         made(Offloader, ENGINE, 0, {}, timeout_seconds=float("inf"))
     with pytest.raises(ValueError, match=r"^request_id: expected 1 to 256 letters"):

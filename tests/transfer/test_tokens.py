@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockstride.transfer.tokens import Piece, TokenAxis, common_pieces
+from blockstride.transfer.tokens import TokenAxis, TokenPiece, common_pieces
 
 
 @st.composite
@@ -59,8 +59,8 @@ def test_block_sizes_that_do_not_divide_are_cut_at_the_boundaries_of_both():
     period, pieces = common_pieces(TokenAxis(8, 8), TokenAxis(12, 12))
     assert period == 24
     assert pieces == (
-        Piece(0, 8, 0, 0, 0, 0),
-        Piece(8, 4, 1, 0, 0, 8),
-        Piece(12, 4, 1, 4, 1, 0),
-        Piece(16, 8, 2, 0, 1, 4),
+        TokenPiece(0, 8, 0, 0, 0, 0),
+        TokenPiece(8, 4, 1, 0, 0, 8),
+        TokenPiece(12, 4, 1, 4, 1, 0),
+        TokenPiece(16, 8, 2, 0, 1, 4),
     )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -19,21 +16,16 @@ from blockstride.transfer.compatibility import expect_fingerprint
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.handle import ReadHandle, ReadRequest, check_request_id
 from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
-from blockstride.transfer.connector.link import new_socket
-from blockstride.transfer.connector.links import Links
 from blockstride.transfer.connector.local_rank import LocalRank
-from blockstride.transfer.connector.reading import Reader
+from blockstride.transfer.connector.loop import LoopThread, Tasks, new_socket
+from blockstride.transfer.connector.producer import Producer
+from blockstride.transfer.connector.reading import Read
 from blockstride.transfer.connector.serving import Server
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.device import CPU, device_of, expect_storages, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.errors import AbortedError
 from blockstride.transfer.request import BlockIds, check_blocks
-
-Result = TypeVar("Result")
-
-CALL_SECONDS = 60.0
-"""How long a call into the connector's thread may take; it waits for nobody else."""
 
 
 class Connector:
@@ -68,13 +60,13 @@ class Connector:
         info.coordinates(rank)
         self.info, self.rank = info, rank
         self.settings = settings or ConnectorSettings()
-        self._thread: threading.Thread | None = None
-        self._reads: dict[str, ReadHandle] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._thread: LoopThread | None = None
         self._address, self._device = "", CPU
         self._on_change = on_change
         self._leases = LeaseTable(self.settings.lease_seconds, on_change)
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._producers: dict[str, Producer] = {}
+        self._reads: dict[str, tuple[ReadHandle, asyncio.Task[None]]] = {}
+        self._services, self._linking, self._background = Tasks(), Tasks(), Tasks()
 
     def register_kv_caches(self, pools: Mapping[int, Tensor]) -> str:
         """Registers the memory and begins to listen.
@@ -97,15 +89,11 @@ class Connector:
         self._device = device_of(pools)
         # of what was offered before, and of pools that are being filled for the first time
         wait_for_device(self._device)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"blockstride-{self.info.engine_id}", daemon=True
-        )
-        self._thread.start()
+        self._thread = LoopThread(f"blockstride-{self.info.engine_id}")
         try:
-            return self._call(self._start(pools))
+            return self._thread.run(self._start(pools))
         except BaseException:
-            self._end_thread()
+            self._thread.end()
             raise
 
     async def _start(self, pools: Mapping[int, Tensor]) -> str:
@@ -124,17 +112,20 @@ class Connector:
             raise
         self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._server = Server(self._local, self._socket, self._leases)
-        self._links = Links(self._local, self._context)
-        self._reader = Reader(self._local, self._links)
-        self._services = [
-            asyncio.create_task(self._server.run()),
-            asyncio.create_task(self._server.sweep()),
-            asyncio.create_task(self._local.keep_moving(self._is_live)),
-        ]
+        for service in (self._server.run, self._server.sweep):
+            self._services.start(service())
+        self._services.start(self._local.keep_moving(self._is_live))
         return self._address
 
     def _is_live(self) -> bool:
-        return bool(len(self._server) or len(self._links) or self._tasks)
+        in_session = any(producer.sessions for producer in self._producers.values())
+        return bool(len(self._server) or in_session or self._reads)
+
+    def _producer(self, engine_id: str) -> Producer:
+        """What is known of an engine; without addresses until it is added."""
+        if engine_id not in self._producers:
+            self._producers[engine_id] = Producer(self._local, self._context, engine_id)
+        return self._producers[engine_id]
 
     @property
     def address(self) -> str:
@@ -149,7 +140,7 @@ class Connector:
         """
         expect_type(engine_id, "engine_id", str)
         known = names(addresses, "addresses")
-        self._call(_later(lambda: self._links.add_peer(engine_id, known)))
+        self._running().call(lambda: self._producer(engine_id).set_addresses(known))
 
     def connect(self, engine_id: str) -> None:
         """Begins to link to an engine, so that no request pays for that.
@@ -159,12 +150,9 @@ class Connector:
         expect_type(engine_id, "engine_id", str)
 
         def begin() -> None:
-            reading = self._reader.connect(engine_id, self.settings.answer_seconds)
-            task = asyncio.create_task(reading)
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._linking.start(self._producer(engine_id).link(self.settings.answer_seconds))
 
-        self._call(_later(begin))
+        self._running().call(begin)
 
     def start_read(self, request: ReadRequest) -> ReadHandle:
         """Begins to take over a sequence.
@@ -178,22 +166,23 @@ class Connector:
         expect_type(request, "request", ReadRequest)
         check_blocks("local", self.info, request.num_tokens, request.local)
         wait_for_device(self._device)
-        handle = ReadHandle(request, _on_change=self._on_change)
+        handle, thread = ReadHandle(request, _on_change=self._on_change), self._running()
+        name = request.request_id
 
         def begin() -> None:
-            name = request.request_id
-            expect(name not in self._reads, "request_id", "one not under way", repr(name))
-            self._reads[name] = handle
-            task = self._tasks[name] = asyncio.create_task(self._reader.read(handle))
-            task.add_done_callback(lambda _: (self._reads.pop(name), self._tasks.pop(name)))
+            expect(name not in self._reads, "request_id", "one that isn't being read", repr(name))
+            read = Read(handle, self._local, self._producer, self._background)
+            task = asyncio.create_task(read.run())
+            self._reads[name] = handle, task
+            task.add_done_callback(lambda _: self._reads.pop(name))
 
             def abort() -> None:
                 if not handle.done:
                     task.cancel()
 
-            handle._abort = lambda: self._post(abort)
+            handle._abort = lambda: thread.post(abort)
 
-        self._call(_later(begin))
+        thread.call(begin)
         return handle
 
     def offer(self, request_id: str, num_tokens: int, blocks: Sequence[BlockIds]) -> None:
@@ -220,7 +209,7 @@ class Connector:
         if self._thread is None:
             offer()
         else:
-            self._call(_later(offer))
+            self._running().call(offer)
 
     def withdraw(self, request_id: str) -> bool:
         """Ends an offer at once; whoever still reads is told that it came too late.
@@ -229,19 +218,15 @@ class Connector:
             Whether its blocks are free now: not when they are just being written to a reader.
         """
         check_request_id(request_id)
-        return self._call(_later(lambda: self._leases.withdraw(request_id)))
+        return self._running().call(lambda: self._leases.withdraw(request_id))
 
     def ended_leases(self) -> list[LeaseEnd]:
         """Offers that ended since the last call: their blocks belong to the engine again."""
-        return self._call(_later(self._leases.ended))
+        return self._running().call(self._leases.ended)
 
     def counters(self) -> Counters:
-        """What has been done so far."""
-
-        def snapshot() -> Counters:
-            return self._local.counters.snapshot()
-
-        return self._call(_later(snapshot))
+        """The counters up to now."""
+        return self._running().call(self._local.counters.snapshot)
 
     def close(self, grace_seconds: float = 2.0) -> None:
         """Ends everything; afterwards nothing touches the pools any more.
@@ -250,25 +235,26 @@ class Connector:
             grace_seconds: How long transfers that are under way may take.
         """
         expect_seconds(grace_seconds, "grace_seconds", or_none_at_all=True)
-        if self._thread is not None and self._thread.is_alive():
-            self._call(self._stop(grace_seconds))
-            self._end_thread()
+        if self._thread is not None and self._thread.is_alive:
+            self._thread.run(self._stop(grace_seconds))
+            self._thread.end()
 
     async def _stop(self, grace_seconds: float) -> None:
-        tasks = [*self._tasks.values(), *self._connecting]
-        handles = list(self._reads.values())
-        for task in self._connecting:
-            task.cancel()
+        handles = [handle for handle, _ in self._reads.values()]
+        reads = [task for _, task in self._reads.values()]
+        self._linking.cancel()
         for handle in handles:
             handle.abort()
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_seconds)
-        await self._reader.close(grace_seconds)
-        await self._links.close()
+        if reads:
+            await asyncio.wait(reads, timeout=grace_seconds)
+        await self._background.end(grace_seconds)
+        await asyncio.gather(*(producer.close() for producer in self._producers.values()))
         await self._server.close()
-        for task in (*self._services, *tasks):
+        for task in reads:
             task.cancel()
-        await asyncio.gather(*self._services, *tasks, return_exceptions=True)
+        await asyncio.gather(*reads, return_exceptions=True)
+        await self._linking.end()
+        await self._services.end()
         self._local.close(grace_seconds)
         for handle in handles:
             # the agent is gone, and with it all that could write
@@ -279,30 +265,17 @@ class Connector:
         self._socket.close()
         self._context.term()
 
-    def _end_thread(self) -> None:
-        assert self._thread is not None, "called with a thread only"
-        self._post(self._loop.stop)
-        self._thread.join(CALL_SECONDS)
-        self._loop.close()
-
-    def _post(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(function)
-
-    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs something on the connector's thread."""
-        running = self._thread is not None and self._thread.is_alive()
-        if not running:
-            work.close()
-        expect(running, "connector", "one that has registered its caches, and isn't closed", "none")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS)
+    def _running(self) -> LoopThread:
+        """The thread, which runs from registration to closing."""
+        thread = self._thread
+        got = "one without registered caches" if thread is None else "a closed one"
+        is_open = thread is not None and thread.is_alive
+        expect(is_open, "connector", "an open one, after register_kv_caches", got)
+        assert thread is not None, "checked above"
+        return thread
 
     def __enter__(self) -> Connector:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-async def _later(function: Callable[[], Result]) -> Result:
-    return function()

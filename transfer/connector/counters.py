@@ -49,7 +49,7 @@ class Counters:
     retries: int = 0
 
     def snapshot(self) -> Counters:
-        """The numbers of this moment."""
+        """A copy of the current numbers."""
         return replace(self, failures=dict(self.failures))
 
     @contextmanager

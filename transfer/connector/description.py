@@ -21,15 +21,15 @@ from blockstride.layouts import (
     Segment,
     Shard,
 )
-from blockstride.transfer.connector.parts import (
-    AxisPart,
+from blockstride.transfer.connector.messages import (
+    AxisDescription,
     Blocks,
-    EnginePart,
-    FieldPart,
+    EngineDescription,
+    FieldDescription,
     Region,
-    SegmentPart,
-    ShardPart,
-    SpecPart,
+    SegmentDescription,
+    ShardDescription,
+    SpecDescription,
 )
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.nixl import Memory
@@ -54,13 +54,13 @@ class DescribedSpec(CacheSpec[NoReturn]):
         raise ValueError(f"spec: expected one of this engine to bind, got a description: {self}")
 
 
-def describe(info: EngineTransferInfo) -> EnginePart:
-    """An engine as its peers get to know it."""
+def describe(info: EngineTransferInfo) -> EngineDescription:
+    """The description of an engine that its peers get."""
     specs = list(dict.fromkeys(info.specs.values()))
     number = {spec: i for i, spec in enumerate(specs)}
-    return EnginePart(
+    return EngineDescription(
         info.engine_id,
-        [_spec_part(spec) for spec in specs],
+        [_describe_spec(spec) for spec in specs],
         [(name, number[spec]) for name, spec in info.specs.items()],
         info.layout.order,
         info.policy,
@@ -75,62 +75,62 @@ def describe(info: EngineTransferInfo) -> EnginePart:
     )
 
 
-def _spec_part(spec: CacheSpec) -> SpecPart:
+def _describe_spec(spec: CacheSpec) -> SpecDescription:
     segments = [
-        SegmentPart(segment.name, [_field_part(f) for f in segment.fields], segment.join)
+        SegmentDescription(segment.name, [_describe_field(f) for f in segment.fields], segment.join)
         for segment in spec.segments
     ]
-    return SpecPart(spec.kind, segments, spec.window)
+    return SpecDescription(spec.kind, segments, spec.window)
 
 
-def _field_part(field: Field) -> FieldPart:
-    axes = [AxisPart(axis.name, axis.extent, axis.logical) for axis in field.axes]
+def _describe_field(field: Field) -> FieldDescription:
+    axes = [AxisDescription(axis.name, axis.extent, axis.logical) for axis in field.axes]
     cut = field.shard
-    shard = ShardPart(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
-    return FieldPart(field.name, axes, dtype_name(field.dtype), shard)
+    shard = ShardDescription(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
+    return FieldDescription(field.name, axes, dtype_name(field.dtype), shard)
 
 
-def engine_of(part: EnginePart, peer: EngineTransferInfo) -> EngineTransferInfo:
+def engine_of(described: EngineDescription, peer: EngineTransferInfo) -> EngineTransferInfo:
     """The engine that a message describes.
 
     Args:
-        part: The message, of which nothing is believed.
+        described: The message, of which nothing is believed.
         peer: The engine that is to plan with it.
 
     Raises:
         ValueError: A description that contradicts itself, or sizes that no plan could be made for.
         TypeError: A dtype that a cache can't hold.
     """
-    info = described_engine(part)
+    info = described_engine(described)
     expect_plannable(info, peer)
     return info
 
 
-def described_engine(part: EnginePart) -> EngineTransferInfo:
-    """The engine that a description is of, whoever may plan with it.
+def described_engine(described: EngineDescription) -> EngineTransferInfo:
+    """The engine of a description, without the checks that planning needs.
 
     Raises:
         ValueError: A description that contradicts itself.
         TypeError: A dtype that a cache can't hold.
     """
-    specs = [_spec(spec) for spec in part.specs]
-    names = [name for name, _ in part.layers]
+    specs = [_spec(spec) for spec in described.specs]
+    names = [name for name, _ in described.layers]
     expect(len(set(names)) == len(names), "layers", "distinct names", names)
-    highest = max(number for _, number in part.layers)
+    highest = max(number for _, number in described.layers)
     expect(highest < len(specs), "layers", f"numbers of {len(specs)} specs", highest)
     return EngineTransferInfo(
-        part.engine_id,
-        {name: specs[number] for name, number in part.layers},
-        KVCacheLayout(part.layout),
-        cast(PoolPolicy, part.policy),
-        part.block_size,
-        tuple(part.num_blocks),
-        kernel_block_size=part.kernel_block_size,
-        tp_size=part.tp_size,
-        cp_size=part.cp_size,
-        cp_interleave=part.cp_interleave,
-        stages=tuple(Interval(*stage) for stage in part.stages),
-        model_fingerprint=part.model_fingerprint,
+        described.engine_id,
+        {name: specs[number] for name, number in described.layers},
+        KVCacheLayout(described.layout),
+        cast(PoolPolicy, described.policy),
+        described.block_size,
+        tuple(described.num_blocks),
+        kernel_block_size=described.kernel_block_size,
+        tp_size=described.tp_size,
+        cp_size=described.cp_size,
+        cp_interleave=described.cp_interleave,
+        stages=tuple(Interval(*stage) for stage in described.stages),
+        model_fingerprint=described.model_fingerprint,
     )
 
 
@@ -148,23 +148,25 @@ def expect_plannable(info: EngineTransferInfo, peer: EngineTransferInfo) -> None
     expect(period <= MAX_PERIOD, name, f"ones that meet within {MAX_PERIOD} tokens", period)
 
 
-def _spec(part: SpecPart) -> DescribedSpec:
+def _spec(described: SpecDescription) -> DescribedSpec:
     segments = tuple(
         Segment(segment.name, tuple(_field(f) for f in segment.fields), segment.join)
-        for segment in part.segments
+        for segment in described.segments
     )
-    return DescribedSpec(part.kind, segments, part.window)
+    return DescribedSpec(described.kind, segments, described.window)
 
 
-def _field(part: FieldPart) -> Field:
-    expect(part.dtype in DTYPES, f"{part.name}.dtype", f"one of {[*DTYPES]}", part.dtype)
+def _field(described: FieldDescription) -> Field:
+    expect(
+        described.dtype in DTYPES, f"{described.name}.dtype", f"one of {[*DTYPES]}", described.dtype
+    )
     axes = tuple(
         Axis(axis.name, axis.extent, cast(Literal["H", "N", "C"], axis.logical))
-        for axis in part.axes
+        for axis in described.axes
     )
-    cut = part.shard
+    cut = described.shard
     shard = Shard(cut.axis, cut.extent, cut.unit, cut.replicate) if cut else None
-    return Field(part.name, axes, DTYPES[part.dtype], shard)
+    return Field(described.name, axes, DTYPES[described.dtype], shard)
 
 
 def memory_of(regions: Sequence[Region]) -> Memory:
@@ -210,7 +212,7 @@ def check_regions(info: EngineTransferInfo, rank: int, regions: Sequence[Region]
 
 def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:
     """Block ids from a message."""
-    return [BlockIds(part.ids, part.first) for part in parts]
+    return [BlockIds(described.ids, described.first) for described in parts]
 
 
 def blocks_of(tables: Sequence[BlockIds]) -> list[Blocks]:

@@ -1,4 +1,4 @@
-"""What a caller asks for, and what it holds while that is under way."""
+"""A read as its caller sees it: what it asks for, and what it holds while that is under way."""
 
 from __future__ import annotations
 
@@ -70,14 +70,15 @@ class ReadHandle:
         error: Why it failed; None while it runs and when it succeeded.
         invalid_blocks: Blocks of each group that don't hold what they should; none after success.
         source: The engine that it came from; "" before success.
+        settled: Whether nothing writes to its blocks any more.
     """
 
     request: ReadRequest
     error: TransferError | None = None
     invalid_blocks: BlockLists = field(default_factory=list)
     source: str = ""
+    settled: bool = False
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
-    _settled: threading.Event = field(default_factory=threading.Event, repr=False)
     _abort: Callable[[], None] = field(default=lambda: None, repr=False)
     _on_change: Callable[[], object] = field(default=lambda: None, repr=False)
 
@@ -85,11 +86,6 @@ class ReadHandle:
     def done(self) -> bool:
         """Whether the outcome is known."""
         return self._done.is_set()
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing writes to its blocks any more."""
-        return self._settled.is_set()
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits for the outcome.
@@ -109,11 +105,6 @@ class ReadHandle:
         if self.error is not None:
             raise self.error
 
-    def wait_settled(self, seconds: float) -> bool:
-        """Waits until the blocks may be used for something else; returns whether they may."""
-        expect_seconds(seconds, "seconds", or_none_at_all=True)
-        return self._settled.wait(seconds)
-
     def _end(self) -> None:
         """The outcome is known."""
         self._done.set()
@@ -121,9 +112,9 @@ class ReadHandle:
 
     def _settle(self) -> None:
         """Nothing writes any more."""
-        self._settled.set()
+        self.settled = True
         self._on_change()
 
     def abort(self) -> None:
-        """Gives the request up, if it is not done; its blocks are free once it has settled."""
+        """Aborts the request, if it is not done; its blocks are free once it has settled."""
         self._abort()

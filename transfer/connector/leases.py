@@ -16,8 +16,8 @@ from blockstride.transfer.request import BlockIds
 
 Outcome = Literal["read", "abandoned", "expired", "withdrawn"]
 
-Reader = tuple[str, int]
-"""Engine and rank."""
+ReaderRank = tuple[str, int]
+"""A reading engine, and one of its ranks."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Lease:
     ends: float
     num_readers: int | None = None
     engine_id: str = ""
-    finished: set[Reader] = field(default_factory=set)
+    finished: set[ReaderRank] = field(default_factory=set)
     abandoned: bool = False
     writing: int = 0
 
@@ -89,13 +89,18 @@ class LeaseTable:
         Raises:
             ValueError: A request that is held already.
         """
-        expect(request_id not in self._leases, "request_id", "one not held yet", repr(request_id))
+        expect(
+            request_id not in self._leases,
+            "request_id",
+            "one that isn't offered already",
+            repr(request_id),
+        )
         self._last_epoch += 1
         lease = Lease(request_id, self._last_epoch, num_tokens, tables, now + self.lease_seconds)
         self._leases[request_id] = lease
         return lease
 
-    def claim(self, request_id: str, reader: Reader, num_readers: int, now: float) -> Lease:
+    def claim(self, request_id: str, reader: ReaderRank, num_readers: int, now: float) -> Lease:
         """A reader begins.
 
         Args:
@@ -125,7 +130,7 @@ class LeaseTable:
         lease.ends = now + self.lease_seconds
         return True
 
-    def finish(self, request_id: str, epoch: int, reader: Reader, now: float) -> None:
+    def finish(self, request_id: str, epoch: int, reader: ReaderRank, now: float) -> None:
         """A reader has stopped; the last one's blocks go back.
 
         Raises:
@@ -140,7 +145,9 @@ class LeaseTable:
             raise PeerRefusedError(f"request {request_id!r} is read by {lease.engine_id!r}")
         self._leave(lease, reader)
 
-    def abandon(self, request_id: str, epoch: int | None, reader: Reader, num_readers: int) -> None:
+    def abandon(
+        self, request_id: str, epoch: int | None, reader: ReaderRank, num_readers: int
+    ) -> None:
         """A reader has stopped without having read all; it may never have begun.
 
         Args:
@@ -157,7 +164,7 @@ class LeaseTable:
             lease.abandoned = True
             self._leave(lease, reader)
 
-    def _leave(self, lease: Lease, reader: Reader) -> None:
+    def _leave(self, lease: Lease, reader: ReaderRank) -> None:
         lease.finished.add(reader)
         if lease.num_readers is not None and len(lease.finished) >= lease.num_readers:
             self._end(lease, "abandoned" if lease.abandoned else "read")

@@ -94,7 +94,7 @@ class LocalRank:
         return StagingArea(self.agent, info, rank, self.settings.max_staging_bytes, self.device)
 
     async def keep_moving(self, is_live: Callable[[], bool]) -> None:
-        """Lets NIXL work for ever, often while it has something to do.
+        """Lets NIXL make progress until it is cancelled, more often while it is busy.
 
         Args:
             is_live: Whether peers may need this rank's agent.
@@ -124,7 +124,7 @@ class LocalRank:
         prepared: PreparedCopy,
         indices: Indices,
         touching: set[asyncio.Future[None]],
-        is_wanted: Callable[[], bool] = lambda: True,
+        stop: asyncio.Event | None = None,
     ) -> None:
         """Moves what a request says, chunk after chunk.
 
@@ -134,7 +134,7 @@ class LocalRank:
             indices: Descriptors of both.
             touching: Gets a future for each posting, which is done once that has stopped, whatever
                 becomes of this call.
-            is_wanted: Asked before each chunk; when it says no, the rest is left out.
+            stop: Once it is set, the chunks that were not posted yet are left out.
 
         Raises:
             TransferError: NIXL's failure.
@@ -143,7 +143,7 @@ class LocalRank:
         with counters.timing("plan_seconds"):
             chunks = list(prepared.chunks(indices, self.settings.chunk_bytes))
         for chunk in chunks:
-            if not is_wanted():
+            if stop is not None and stop.is_set():
                 return
             stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             with counters.timing("post_seconds"):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int32
 
 from blockstride.checks import expect
 from blockstride.layouts import CacheSpec
-from blockstride.transfer.connector.parts import PlanOptions
+from blockstride.transfer.connector.messages import PlanOptions
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.cost_model import CostModel
 from blockstride.transfer.engine_info import EngineTransferInfo
@@ -97,7 +97,7 @@ class Pairing:
     def invalid_blocks(
         self, num_tokens: int, local: Sequence[BlockIds], confirmed: set[int]
     ) -> list[Int32[np.ndarray, " blocks"]]:
-        """Local blocks of every group of which some bytes didn't arrive for certain.
+        """Local blocks of every group whose bytes may not all have arrived.
 
         Args:
             num_tokens: Tokens of the sequence.

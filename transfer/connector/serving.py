@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
 from contextlib import suppress
 from secrets import token_bytes
 from time import monotonic
@@ -16,15 +15,15 @@ import zmq.asyncio
 from blockstride.transfer.connector.description import (
     blocks_of,
     describe,
-    engine_of,
     regions_of,
     tables_of,
 )
 from blockstride.transfer.connector.leases import Lease, LeaseTable
 from blockstride.transfer.connector.local_rank import BUSY_SECONDS, LocalRank
+from blockstride.transfer.connector.loop import Tasks
 from blockstride.transfer.connector.messages import (
     NOBODY,
-    Answer,
+    RANDOM_BYTES,
     Challenge,
     Claim,
     Done,
@@ -32,19 +31,17 @@ from blockstride.transfer.connector.messages import (
     Goodbye,
     Grant,
     Hello,
+    InSession,
     Introduction,
     Refusal,
     Renew,
     Renewed,
-    Request,
     Stop,
     Welcome,
-    seal,
-    unseal_request,
 )
-from blockstride.transfer.connector.pairing import pair
-from blockstride.transfer.connector.parts import RANDOM_BYTES, Blocks
-from blockstride.transfer.connector.writing import Session, Work, Writer
+from blockstride.transfer.connector.reader_session import ReaderSession
+from blockstride.transfer.connector.seal import seal, unseal_request
+from blockstride.transfer.connector.writing import Work, Writer
 from blockstride.transfer.errors import (
     Kind,
     PeerLostError,
@@ -80,15 +77,15 @@ class Server:
     def __init__(self, local: LocalRank, socket: zmq.asyncio.Socket, leases: LeaseTable) -> None:
         self._local, self._socket, self._leases = local, socket, leases
         self._challenges: OrderedDict[bytes, None] = OrderedDict()
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ReaderSession] = {}
         self._writer = Writer(local, leases)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def run(self) -> None:
-        """Answers for ever."""
+        """Answers messages until it is cancelled."""
         while True:
             identity, *frames = await self._socket.recv_multipart()
             frame = frames[-1] if len(frames) == 1 else b""
@@ -105,14 +102,14 @@ class Server:
                 await self._answer(identity, message)
 
     async def sweep(self) -> None:
-        """Ends leases and sessions of readers that say nothing, for ever."""
+        """Ends leases and sessions that have timed out, until it is cancelled."""
         while True:
             await asyncio.sleep(min(0.5, self._local.settings.lease_seconds / 8))
             now = monotonic()
             self._leases.expire(now)
             for key, session in list(self._sessions.items()):
                 if now - session.last_seen > 2 * self._local.settings.lease_seconds:
-                    logger.debug("%s rank %s says nothing any more", *session.reader)
+                    logger.debug("%s rank %s is unresponsive", *session.reader)
                     self._end(key)
 
     async def _send(self, identity: bytes, message: Any) -> None:
@@ -137,17 +134,26 @@ class Server:
             if session is None:
                 # a replay: an answer would pass for that to the message itself
                 self._local.counters.refused_messages += 1
-            elif isinstance(message, Claim):
-                self._begin(self._claim(identity, session, message))
-            elif isinstance(message, Stop):
-                self._begin(self._stop(identity, session, message))
-            else:
-                await self._send(identity, self._answer_now(session, message))
+                return
+            reply = (message.session, message.sequence)
+            match message:
+                case Claim():
+                    self._tasks.start(self._claim(identity, session, message))
+                case Stop():
+                    self._tasks.start(self._stop(identity, session, message))
+                case Renew():
+                    await self._send(identity, Renewed(*reply, self._renew(message.leases)))
+                case Finish(request_id=request_id, epoch=epoch):
+                    self._leases.finish(request_id, epoch, session.reader, monotonic())
+                    await self._send(identity, Done(*reply))
+                case Goodbye():
+                    self._end(message.session)
+                    await self._send(identity, Done(*reply))
         except Exception as error:
             # no message, whatever it does to the code above, ends the service
             await self._refuse(identity, message, error)
 
-    async def _refuse(self, identity: bytes, message: Request, error: Exception) -> None:
+    async def _refuse(self, identity: bytes, message: InSession, error: Exception) -> None:
         kind, reason = _told(error)
         what = type(message).__name__.lower()
         if kind in FAULTS:
@@ -159,16 +165,11 @@ class Server:
         refusal = Refusal(message.session, message.sequence, reason[:2000], kind)
         await self._send(identity, refusal)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _session_of(self, message: Request) -> Session | None:
+    def _session_of(self, message: InSession) -> ReaderSession | None:
         """The session of a message; None when the message has come before."""
         session = self._sessions.get(message.session)
         if session is None:
-            raise _SessionOverError("there is no such session: introduce yourself again")
+            raise _SessionOverError("no such session: it has ended, or the producer was restarted")
         if message.sequence <= session.sequence:
             return None
         session.sequence, session.last_seen = message.sequence, monotonic()
@@ -177,31 +178,16 @@ class Server:
     def _welcome(self, message: Introduction) -> Welcome:
         """Begins a session; a challenge can be answered once."""
         if message.session not in self._challenges:
-            raise _SessionOverError("there is no such challenge")
+            raise _SessionOverError("no such challenge: answered before, or forgotten")
         del self._challenges[message.session]
-        local = self._local
-        info = engine_of(message.engine, local.info)
-        info.coordinates(message.rank)
-        reader = (info.engine_id, message.rank)
+        local, reader = self._local, (message.engine.engine_id, message.rank)
         # a reader that introduces itself again has given its old session up
         for key in [key for key, old in self._sessions.items() if old.reader == reader]:
             self._end(key)
         if len(self._sessions) >= MAX_SESSIONS:
-            raise ProtocolError(f"{MAX_SESSIONS} sessions are enough")
-        pairing = pair(info, message.rank, local.info, message.options)
-        session = Session(reader, pairing, [], message.sequence, monotonic())
-        try:
-            for peer in pairing.peers(local.rank):
-                area = None
-                if peer.pack is not None and peer.staging is not None:
-                    area = local.area(peer.staging, message.rank)
-                session.routes.append((peer, area))
-        except ValueError:
-            session.release_areas()
-            raise
-        self._sessions[message.session] = session
-        logger.debug("%s rank %s has introduced itself", *reader)
-        areas = [regions_of(area.memory) if area else [] for _, area in session.routes]
+            raise ProtocolError(f"sessions: expected at most {MAX_SESSIONS}, got one more")
+        session = self._sessions[message.session] = ReaderSession.begin(message, local)
+        logger.debug("%s rank %s has introduced itself", *session.reader)
         return Welcome(
             message.session,
             message.sequence,
@@ -209,34 +195,23 @@ class Server:
             local.rank,
             local.agent.metadata,
             regions_of(local.memory),
-            areas,
+            [regions_of(area.memory) if area else [] for _, area in session.routes],
             local.settings.lease_seconds,
         )
 
-    def _answer_now(self, session: Session, message: Any) -> Answer:
-        reply = (message.session, message.sequence)
+    def _renew(self, leases: list[tuple[str, int]]) -> list[str]:
+        """Renews leases; returns the requests of those that are not held any more."""
         now = monotonic()
-        match message:
-            case Renew():
-                kept = {pair: self._leases.renew(*pair, now) for pair in message.leases}
-                return Renewed(*reply, [name for (name, _), held in kept.items() if not held])
-            case Finish():
-                self._leases.finish(message.request_id, message.epoch, session.reader, now)
-                return Done(*reply)
-            case _:
-                assert isinstance(message, Goodbye), "all other messages are matched above"
-                self._end(message.session)
-                return Done(*reply)
+        return [name for name, epoch in leases if not self._leases.renew(name, epoch, now)]
 
-    async def _claim(self, identity: bytes, session: Session, message: Claim) -> None:
+    async def _claim(self, identity: bytes, session: ReaderSession, message: Claim) -> None:
         """Grants a claim once the blocks are packed, or written, as its reader wants it."""
         session.claims += 1
         try:
             lease, work = self._work_of(session, message)
             await self._carry_out(session, message, lease, work)
-            tables: list[Blocks] = blocks_of(lease.tables)
             reply = (message.session, message.sequence)
-            await self._send(identity, Grant(*reply, lease.epoch, tables))
+            await self._send(identity, Grant(*reply, lease.epoch, blocks_of(lease.tables)))
         except Exception as error:
             await self._refuse(identity, message, error)
             if isinstance(error, PeerLostError) and message.session in self._sessions:
@@ -244,9 +219,9 @@ class Server:
                 self._end(message.session)
         finally:
             session.claims -= 1
-            self._give_back(session)
+            session.give_back(self._local.agent)
 
-    def _work_of(self, session: Session, message: Claim) -> tuple[Lease, Work]:
+    def _work_of(self, session: ReaderSession, message: Claim) -> tuple[Lease, Work]:
         """What a claim takes, once it is found to be right.
 
         Raises:
@@ -263,7 +238,9 @@ class Server:
         request = TransferRequest(lease.num_tokens, wanted, lease.tables)
         return lease, self._writer.work(session, message.push, lease, request)
 
-    async def _carry_out(self, session: Session, message: Claim, lease: Lease, work: Work) -> None:
+    async def _carry_out(
+        self, session: ReaderSession, message: Claim, lease: Lease, work: Work
+    ) -> None:
         """Packs or writes; a lease that this fails under is not held for its reader any more."""
         try:
             await self._writer.carry_out(session, lease, work)
@@ -271,11 +248,11 @@ class Server:
             self._abandon(session, message.request_id, lease.epoch)
             raise as_failure(error) from error
 
-    def _abandon(self, session: Session, request_id: str, epoch: int | None) -> None:
+    def _abandon(self, session: ReaderSession, request_id: str, epoch: int | None) -> None:
         readers = session.pairing.readers[self._local.rank]
         self._leases.abandon(request_id, epoch, session.reader, readers)
 
-    async def _stop(self, identity: bytes, session: Session, message: Stop) -> None:
+    async def _stop(self, identity: bytes, session: ReaderSession, message: Stop) -> None:
         """Answers once nothing is written for a request any more."""
         while self._writer.stop(session.reader, message.request_id):
             await asyncio.sleep(BUSY_SECONDS)
@@ -285,21 +262,12 @@ class Server:
     def _end(self, key: bytes) -> None:
         session = self._sessions.pop(key)
         session.is_over = True
-        self._give_back(session)
-
-    def _give_back(self, session: Session) -> None:
-        """Frees what belongs to a session that is over, unless a claim still uses it."""
-        if session.is_over and session.claims == 0:
-            session.release_areas()
-            if session.agent is not None:
-                self._local.agent.disconnect(session.agent)
-                session.agent = None
+        session.give_back(self._local.agent)
 
     async def close(self) -> None:
         """Ends all sessions, once nothing is written any more."""
         self._writer.stop_all()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._local.settings.answer_seconds)
+        await self._tasks.wait(self._local.settings.answer_seconds)
         for key in list(self._sessions):
             self._end(key)
 

@@ -3,67 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
 
 from blockstride.transfer.connector.description import check_regions
-from blockstride.transfer.connector.leases import Lease, LeaseTable, Reader
+from blockstride.transfer.connector.leases import Lease, LeaseTable, ReaderRank
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
-from blockstride.transfer.connector.messages import Target
-from blockstride.transfer.connector.pairing import Pairing
-from blockstride.transfer.connector.parts import Region
-from blockstride.transfer.connector.staging import StagingArea, copy_here
+from blockstride.transfer.connector.messages import PushTarget
+from blockstride.transfer.connector.reader_session import ReaderSession
+from blockstride.transfer.connector.staging import copy_here
 from blockstride.transfer.errors import AbortedError
-from blockstride.transfer.nixl import Peer, PreparedCopy
-from blockstride.transfer.peer_plan import PeerPlan, ReadSpec
+from blockstride.transfer.nixl import PreparedCopy
+from blockstride.transfer.peer_plan import ReadSpec
 from blockstride.transfer.request import TransferRequest
 
-
-@dataclass(eq=False)
-class Session:
-    """A reader that has introduced itself.
-
-    Attributes:
-        reader: Its engine and rank.
-        pairing: Its plan.
-        routes: What it reads from this rank, with the staging areas to pack into.
-        sequence: Number of its last message.
-        last_seen: When that came.
-        written: Lists to write with, by where.
-        agent: Its agent, once something was written to it.
-        claims: Claims that are being packed or written for it.
-        is_over: Whether it has ended; its memory goes back with the last claim.
-    """
-
-    reader: Reader
-    pairing: Pairing
-    routes: list[tuple[PeerPlan, StagingArea | None]]
-    sequence: int
-    last_seen: float
-    written: dict[tuple[Region, ...], list[PreparedCopy]] = field(default_factory=dict)
-    agent: Peer | None = None
-    claims: int = 0
-    is_over: bool = False
-
-    def release_areas(self) -> None:
-        """Gives the staging areas back."""
-        for _, area in self.routes:
-            if area is not None:
-                area.release()
-        self.routes = []
-
-
-class Work(NamedTuple):
-    """What a claim takes.
-
-    Attributes:
-        specs: Index arrays of each route; None where this rank moves nothing.
-        lists: Lists to write each with; None where the reader reads.
-    """
-
-    specs: list[ReadSpec | None]
-    lists: list[PreparedCopy] | None
+Work = tuple[list[ReadSpec | None], list[PreparedCopy] | None]
+"""Index arrays of each route, None where this rank moves nothing; and the lists to write them with,
+None where the reader reads."""
 
 
 class Writer:
@@ -76,10 +31,14 @@ class Writer:
 
     def __init__(self, local: LocalRank, leases: LeaseTable) -> None:
         self._local, self._leases = local, leases
-        self._writing: dict[tuple[Reader, str], asyncio.Event] = {}
+        self._writing: dict[tuple[ReaderRank, str], asyncio.Event] = {}
 
     def work(
-        self, session: Session, target: Target | None, lease: Lease, request: TransferRequest
+        self,
+        session: ReaderSession,
+        target: PushTarget | None,
+        lease: Lease,
+        request: TransferRequest,
     ) -> Work:
         """Plans what a claim takes.
 
@@ -94,29 +53,30 @@ class Writer:
             TransferError: Memory of the reader that NIXL can't reach.
         """
         if target is not None and (session.reader, lease.request_id) in self._writing:
-            raise ValueError("request_id: expected one that is not being written, got one that is")
+            name = repr(lease.request_id)
+            raise ValueError(f"request_id: expected one that isn't being written, got {name}")
         moves = [target is not None or peer.pack is not None for peer, _ in session.routes]
         specs = [
             peer.read(request) if is_moved else None
             for (peer, _), is_moved in zip(session.routes, moves, strict=True)
         ]
-        return Work(specs, None if target is None else self._lists(session, target))
+        return specs, None if target is None else self._lists(session, target)
 
-    async def carry_out(self, session: Session, lease: Lease, work: Work) -> None:
+    async def carry_out(self, session: ReaderSession, lease: Lease, work: Work) -> None:
         """Packs a request, and writes it unless it is stopped; the lease lasts as long."""
-        if work.lists is None:
-            await self._pack(session, work)
+        specs, lists = work
+        if lists is None:
+            await self._pack(session, specs)
             return
         key = (session.reader, lease.request_id)
         stop = self._writing[key] = asyncio.Event()
         touching: set[asyncio.Future[None]] = set()
         lease.writing += 1
         try:
-            await self._pack(session, work)
-            for spec, prepared in zip(work.specs, work.lists, strict=True):
+            await self._pack(session, specs)
+            for spec, prepared in zip(specs, lists, strict=True):
                 assert spec is not None, "all that is written is planned"
-                wanted = lambda: not stop.is_set()  # noqa: E731
-                await self._local.move("WRITE", prepared, spec.wire, touching, wanted)
+                await self._local.move("WRITE", prepared, spec.wire, touching, stop)
             if stop.is_set():
                 raise AbortedError("stopped by its reader")
             # while it still counts as being written, as that may have taken longer than a lease
@@ -127,16 +87,16 @@ class Writer:
             lease.writing -= 1
             del self._writing[key]
 
-    async def _pack(self, session: Session, work: Work) -> None:
+    async def _pack(self, session: ReaderSession, specs: list[ReadSpec | None]) -> None:
         """Brings a request into the staging areas that are read or written from."""
         local = self._local
-        for (peer, area), spec in zip(session.routes, work.specs, strict=True):
+        for (peer, area), spec in zip(session.routes, specs, strict=True):
             if area is not None and peer.pack is not None:
                 assert spec is not None, "all that is packed is planned"
                 assert spec.pack is not None, "a plan that packs has indices to pack"
                 await local.copy(copy_here, peer.pack, spec.pack, area.storages, local.pools)
 
-    def _lists(self, session: Session, target: Target) -> list[PreparedCopy]:
+    def _lists(self, session: ReaderSession, target: PushTarget) -> list[PreparedCopy]:
         """The lists to write with, made at a reader's first request of the kind."""
         pairing, local = session.pairing, self._local
         if any(peer.convert is not None for peer, _ in session.routes):
@@ -156,7 +116,7 @@ class Writer:
             ]
         return session.written[key]
 
-    def stop(self, reader: Reader, request_id: str) -> bool:
+    def stop(self, reader: ReaderRank, request_id: str) -> bool:
         """Lets no further chunk of a request be written; returns whether any still is."""
         stop = self._writing.get((reader, request_id))
         if stop is not None:

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from blockstride.checks import expect
 from blockstride.transfer.connector.description import describe, described_engine
-from blockstride.transfer.connector.parts import EnginePart, Part, Positive
+from blockstride.transfer.connector.messages import EngineDescription, Positive, Strict
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.tiers.stored_cache import arrange, canonical_engine
 
@@ -36,7 +36,7 @@ class CacheFileError(RuntimeError):
     """A file that is no whole cache file of this version; the message names it and says why."""
 
 
-class Header(Part, frozen=True):
+class Header(Strict, frozen=True):
     """What a file says of itself.
 
     Attributes:
@@ -48,7 +48,7 @@ class Header(Part, frozen=True):
         checksums: CRC-32 of each block, pool after pool, 4 bytes each, the lowest first.
     """
 
-    engine: EnginePart
+    engine: EngineDescription
     num_ranks: Positive
     num_tokens: Positive
     num_states: Positive

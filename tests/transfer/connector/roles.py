@@ -26,7 +26,7 @@ from blockstride.transfer.connector import (
 )
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.staging import StagingArea
-from tests.transfer.connector.resources import resources_of
+from tests.transfer.connector.resources import resources_of, wait_settled
 from tests.transfer.connector.worker import STATE
 from tests.transfer.support import POISON, HandOver, storages
 
@@ -147,7 +147,7 @@ def outcome(name: str = "r") -> dict[str, Any]:
 
 
 def settled(seconds: float, name: str = "r") -> bool:
-    return handle(name).wait_settled(seconds)
+    return wait_settled(handle(name), seconds)
 
 
 def abort(name: str = "r") -> None:

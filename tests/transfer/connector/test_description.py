@@ -12,8 +12,8 @@ from blockstride.transfer.connector.description import (
     engine_of,
     regions_of,
 )
+from blockstride.transfer.connector.messages import EngineDescription, Region
 from blockstride.transfer.connector.pairing import pair, plan_options
-from blockstride.transfer.connector.parts import EnginePart, Region
 from blockstride.transfer.connector.settings import ConnectorSettings
 from tests.transfer.connector.bulk import SPECS, bulk, staged
 from tests.transfer.support import HandOver, random_hand_over
@@ -24,7 +24,7 @@ SEEDS = (1, 6, 8, 12, 17)
 def again(made: HandOver) -> Any:
     """The producer as its reader knows it, by way of bytes."""
     encoded = msgspec.msgpack.encode(describe(made.remote))
-    return engine_of(msgspec.msgpack.decode(encoded, type=EnginePart), made.local)
+    return engine_of(msgspec.msgpack.decode(encoded, type=EngineDescription), made.local)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -9,11 +9,8 @@ import pytest
 import zmq
 
 from blockstride.transfer.connector import ProtocolError
-from blockstride.transfer.connector.messages import (
-    Hello,
-    seal,
-    unseal_request,
-)
+from blockstride.transfer.connector.messages import Hello
+from blockstride.transfer.connector.seal import seal, unseal_request
 from tests.transfer.connector import roles
 from tests.transfer.connector.middle import (
     contents,

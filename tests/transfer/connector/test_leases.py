@@ -173,10 +173,10 @@ def test_an_offer_that_nobody_reads_ends_by_itself(crew: Crew):
 def test_a_request_can_neither_be_offered_nor_read_twice_at_once(crew: Crew):
     play = scene(crew)
     message = play.producer.call(roles.refusal_of, roles.offer, "r")
-    assert message == "request_id: expected one not held yet, got 'r'"
+    assert message == "request_id: expected one that isn't offered already, got 'r'"
     play.reader.call(roles.dawdle, 0.5)
     play.reader.call(roles.start)
     message = play.reader.call(roles.refusal_of, roles.start, "r")
-    assert message == "request_id: expected one not under way, got 'r'"
+    assert message == "request_id: expected one that isn't being read, got 'r'"
     assert play.reader.call(roles.outcome)["kind"] == ""
     assert play.read()["kind"] == "refused"

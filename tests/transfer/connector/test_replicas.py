@@ -64,4 +64,7 @@ def test_an_engine_that_nobody_introduced_is_an_error_with_its_name(crew: Crew):
     play = scene(crew)
     play.reader.call(roles.start, "r", False, 20.0, ("stranger",))
     found = play.reader.call(roles.outcome)
-    assert "request 'r', stranger: no addresses are known of it" in found["error"]
+    assert (
+        "request 'r', stranger: unknown engine: expected its addresses by add_peer"
+        in found["error"]
+    )

@@ -1,9 +1,10 @@
-"""A link: a reader's session with one rank of a producing engine."""
+"""A session with a producer: what a reader says to one of its ranks, and what it reads there."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any, TypeVar
 
@@ -17,23 +18,24 @@ from blockstride.transfer.connector.description import (
     memory_of,
 )
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
+from blockstride.transfer.connector.loop import Tasks, new_socket
 from blockstride.transfer.connector.messages import (
     NOBODY,
+    RANDOM_BYTES,
     Challenge,
     Done,
     Goodbye,
     Hello,
+    InSession,
     Introduction,
     Refusal,
     Renew,
     Renewed,
-    Request,
     Welcome,
-    seal,
-    unseal_answer,
 )
-from blockstride.transfer.connector.pairing import plan_options
-from blockstride.transfer.connector.parts import RANDOM_BYTES
+from blockstride.transfer.connector.pairing import Pairing, plan_options
+from blockstride.transfer.connector.seal import seal, unseal_answer
+from blockstride.transfer.connector.staging import StagingArea
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.errors import (
     PeerLostError,
@@ -42,53 +44,65 @@ from blockstride.transfer.errors import (
     TransferError,
     answered,
 )
-from blockstride.transfer.nixl import Memory, Peer
+from blockstride.transfer.nixl import Memory, Peer, PreparedCopy
+from blockstride.transfer.peer_plan import PeerPlan
 
 MIN_HEARTBEAT_SECONDS = 0.02
-"""Whatever a producer says of its leases, a reader does not drown it in heartbeats."""
+"""The shortest pause between two heartbeats, however short a producer's leases are."""
 
 GOODBYE_SECONDS = 1.0
-"""How long one that leaves waits for an answer; a peer that leaves as well gives none."""
+"""How long the end of a session waits for an answer; a peer that is ending gives none."""
 
 Reply = TypeVar("Reply")
 
 
-def new_socket(context: zmq.asyncio.Context, kind: int, max_bytes: int) -> zmq.asyncio.Socket:
-    """A socket that refuses long messages and keeps nothing once it is closed."""
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-    return socket
+@dataclass(eq=False)
+class Route:
+    """One strategy by which a rank is read, ready to run.
+
+    Attributes:
+        plan: The steps.
+        prepared: Lists of the step on the wire.
+        staging: Where pages arrive that are to be converted.
+        turn: Held by the request that uses staging memory, here or at the producer.
+    """
+
+    plan: PeerPlan
+    prepared: PreparedCopy
+    staging: StagingArea | None
+    turn: asyncio.Lock
 
 
-class Link:
-    """A session with one remote rank.
+class ProducerSession:
+    """A session with one rank of a producing engine.
 
     Attributes:
         peer: `engine rank N`, for messages.
         rank: That rank.
-        failed: Done, with the error, once the peer doesn't answer or the link was closed.
-        leases: Requests that are being read, with their epochs.
+        failed: Done, with the error, once the peer doesn't answer or the session was closed.
+        epochs: Requests that are being read -> epochs of their leases.
         info: The producing engine, from its welcome.
         memory: Its pools on that rank.
         areas: Its staging areas for this reader.
         agent: Its agent; None until its welcome was accepted.
+        pairing: The plan of which this is one remote rank's part.
+        routes: That part.
     """
 
     def __init__(self, local: LocalRank, engine_id: str, rank: int, address: str) -> None:
-        self.peer = f"{engine_id} rank {rank}"
-        self.leases: dict[str, int] = {}
+        self.peer, self.rank = f"{engine_id} rank {rank}", rank
+        self.epochs: dict[str, int] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.info: EngineTransferInfo
         self.memory: Memory
         self.areas: list[Memory]
         self.agent: Peer | None = None
-        self.rank = rank
-        self._local, self._engine_id = local, engine_id
-        self._address = address
+        self.pairing: Pairing
+        self.routes: list[Route] = []
+        self._local, self._engine_id, self._address = local, engine_id, address
         self._session, self._sequence = b"", 0
         self._pending: dict[bytes | int, asyncio.Future[Any]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def open(self, context: zmq.asyncio.Context) -> None:
         """Shakes hands.
@@ -101,7 +115,7 @@ class Link:
         settings = self._local.settings
         self._socket = new_socket(context, zmq.DEALER, settings.max_message_bytes)
         self._socket.connect(self._address)
-        self._tasks.append(asyncio.create_task(self._receive()))
+        self._tasks.start(self._receive())
         nonce = token_bytes(RANDOM_BYTES)
         challenge = await self._exchange(Hello(nonce), nonce, Challenge, settings.answer_seconds)
         self._session = challenge.session
@@ -117,13 +131,12 @@ class Link:
         except (ValueError, TypeError) as error:
             raise PeerRefusedError(f"its welcome: {error}", peer=self.peer) from error
         wanted = min(settings.heartbeat_seconds, welcome.lease_seconds / 4)
-        self._heartbeat_seconds = max(MIN_HEARTBEAT_SECONDS, wanted)
-        self._tasks.append(asyncio.create_task(self._keep_alive()))
+        self._tasks.start(self._keep_alive(max(MIN_HEARTBEAT_SECONDS, wanted)))
         await self._warm_up()
         self._local.counters.handshakes += 1
 
     def _accept(self, welcome: Welcome) -> None:
-        """Believes a welcome, once all that it says has been checked."""
+        """Takes over what a welcome says, once that has been checked."""
         engine_id, rank = welcome.engine.engine_id, welcome.rank
         got, wanted = (engine_id, rank), (self._engine_id, self.rank)
         if got != wanted:
@@ -131,11 +144,10 @@ class Link:
         self.info = engine_of(welcome.engine, self._local.info)
         self.memory = check_regions(self.info, rank, welcome.regions)
         self.areas = [memory_of(area) for area in welcome.areas]
-        prefix = agent_prefix(engine_id, rank)
-        self.agent = self._local.agent.connect(welcome.metadata, prefix)
+        self.agent = self._local.agent.connect(welcome.metadata, agent_prefix(engine_id, rank))
 
     async def _warm_up(self) -> None:
-        """Pays for NIXL's connection now, within the time of an answer."""
+        """Connects NIXL now, within the time of an answer, so that no request pays for it."""
         if self.agent is None or not self.memory.addresses:
             return
         posting = self._local.agent.warm(self.agent, self.memory)
@@ -149,23 +161,30 @@ class Link:
             raise PeerLostError(posting.error.reason, peer=self.peer)
 
     async def call(
-        self, answer: type[Reply], request: type[Request], *, seconds: float | None = -1.0, **fields
+        self,
+        answer: type[Reply],
+        request: type[InSession],
+        *,
+        seconds: float | None = None,
+        patiently: bool = False,
+        **fields: object,
     ) -> Reply:
         """Sends a request and waits for its answer.
 
         Args:
             answer: The type of answer.
             request: The type of request.
-            seconds: How long to wait: as the settings say, or None for as long as the peer lives.
+            seconds: How long to wait; None: as the settings say.
+            patiently: Whether to wait for as long as the peer lives instead.
             fields: What the request says, apart from session and sequence.
 
         Raises:
-            PeerLostError: No answer in time, or the link has failed.
+            PeerLostError: No answer in time, or the session has failed.
             TransferError: The peer's own error, as what it was there.
         """
         self._sequence += 1
         message = request(session=self._session, sequence=self._sequence, **fields)
-        seconds = self._local.settings.answer_seconds if seconds == -1.0 else seconds
+        seconds = None if patiently else seconds or self._local.settings.answer_seconds
         return await self._exchange(message, self._sequence, answer, seconds)
 
     async def _exchange(
@@ -182,25 +201,20 @@ class Link:
                 found = await future
         except TimeoutError:
             what = type(message).__name__.lower()
-            error = PeerLostError(f"no answer to a {what} within {seconds} s", peer=self.peer)
-            self.fail(error)
-            raise error from None
+            raise self.fail(f"no answer to a {what} within {seconds} s") from None
         finally:
             self._pending.pop(key, None)
         if isinstance(found, Refusal):
             if found.kind == "session":
-                error = PeerLostError(found.reason, peer=self.peer)
-                self.fail(error)
-                raise error
+                raise self.fail(found.reason)
             raise answered(found.kind, found.reason, self.peer)
         if not isinstance(found, answer):
-            raise ProtocolError(
-                f"expected {answer.__name__}, got {type(found).__name__}", peer=self.peer
-            )
+            wrong = f"expected {answer.__name__}, got {type(found).__name__}"
+            raise ProtocolError(wrong, peer=self.peer)
         return found
 
     async def _receive(self) -> None:
-        """Hands answers to those who wait; what nobody waits for is a replay, and dropped."""
+        """Hands answers to the calls that wait for them; others are replays, and dropped."""
         while True:
             frame = await self._socket.recv()
             try:
@@ -221,31 +235,49 @@ class Link:
             else:
                 future.set_result(message)
 
-    async def _keep_alive(self) -> None:
-        """Says again and again that this reader lives and what it still reads."""
+    async def _keep_alive(self, heartbeat_seconds: float) -> None:
+        """Sends heartbeats, with the leases that are still needed."""
         while True:
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(heartbeat_seconds)
             try:
-                renewed = await self.call(Renewed, Renew, leases=list(self.leases.items()))
+                renewed = await self.call(Renewed, Renew, leases=list(self.epochs.items()))
             except TransferError as error:
-                self.fail(PeerLostError(error.reason, peer=self.peer))
+                self.fail(error.reason)
                 return
             for request_id in renewed.lost:
-                self.leases.pop(request_id, None)
+                self.epochs.pop(request_id, None)
 
-    def fail(self, error: TransferError) -> None:
-        """Makes everybody who waits for this peer hear of its end."""
+    async def unless_lost(self, work: list[asyncio.Task[None]]) -> None:
+        """Waits for tasks, unless one fails or the peer is lost first."""
+        try:
+            while left := {task for task in work if not task.done()}:
+                first = asyncio.FIRST_COMPLETED
+                done, _ = await asyncio.wait({*left, self.failed}, return_when=first)
+                for future in done:
+                    future.result()
+            for task in work:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    def fail(self, error: TransferError | str) -> TransferError:
+        """Fails the session, and every call that waits; a text says why the peer is lost."""
+        if isinstance(error, str):
+            error = PeerLostError(error, peer=self.peer)
         if not self.failed.done():
             self.failed.set_exception(error)
             # whoever waits raises it; nobody may have to
             self.failed.exception()
+        return error
 
     def _raise_if_failed(self) -> None:
         if self.failed.done() and (error := self.failed.exception()) is not None:
             raise error
 
     async def close(self, *, politely: bool = False) -> None:
-        """Ends the session and gives back what belongs to it.
+        """Ends the session.
 
         Args:
             politely: Tell the peer, and wait a little for its answer.
@@ -253,10 +285,16 @@ class Link:
         if politely and not self.failed.done():
             with suppress(TransferError):
                 await self.call(Done, Goodbye, seconds=GOODBYE_SECONDS)
-        self.fail(PeerLostError("the link was closed", peer=self.peer))
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
+        self.fail("the session was closed")
+        self._tasks.cancel()
         self._socket.close()
-        if self.agent is not None:
-            self._local.agent.disconnect(self.agent)
+        agent, self.agent = self.agent, None
+        if agent is not None:
+            self._local.agent.disconnect(agent)
+
+    async def release(self) -> None:
+        """Gives staging areas back, once nothing is written to them any more."""
+        for route in self.routes:
+            if route.staging is not None:
+                async with route.turn:
+                    route.staging.release()
