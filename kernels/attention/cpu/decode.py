@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from blockstride.checks import expect
-from blockstride.kernels.attention.cpu.softmax import INFINITY, Softmax, hide
-from blockstride.kernels.common.cpu.lanes import (
-    LANES,
-    ZERO,
-    fill,
-    load,
-    max_lanes,
-    store,
-    sum_lanes,
+from blockstride.kernels.attention.cpu.decode_tile import (
+    MAX_HEAD_SIZE,
+    add_tile,
+    gather_tile,
+    score,
+    weigh,
 )
+from blockstride.kernels.attention.cpu.softmax import INFINITY, Softmax, hide
+from blockstride.kernels.common.cpu.lanes import LANES, ZERO, fill, load, store
 from blockstride.kernels.common.cpu.native import (
     Program,
     arguments,
@@ -34,97 +33,21 @@ from blockstride.kernels.common.cpu.native import (
     float_of,
     i32_at,
     inlined,
-    is_padding,
     num_tasks,
     shifted,
     stack_f32,
-    transpose_16,
 )
 from blockstride.kernels.common.cpu.tensors import address_of
-from blockstride.kernels.common.cpu.vector_math import ONE, exp, fma
-from blockstride.kernels.common.cpu.widen import KINDS, itemsize_of, widen
+from blockstride.kernels.common.cpu.vector_math import exp, fma
+from blockstride.kernels.common.cpu.widen import KINDS, itemsize_of
 
 SPAN = 512
 MAX_ROWS = 16
-# side of the squares that are transposed at once
-SQUARE = 16
-MAX_HEAD_SIZE = 1024
 QUERY_FLOATS = MAX_ROWS * MAX_HEAD_SIZE
 ROW_FLOATS = MAX_ROWS * LANES
 TILE_FLOATS = LANES * LANES
 # floats after the output of a row: the largest score and the sum of the weights
 RUNNING = 2
-
-
-@inlined
-def _gather_tile(tile, readable, side, i, size, blocks, first, begin, count, paging):
-    """Bring a piece of each key or value of a tile onto the stack; a padding block gives zeros."""
-    cache, stride_block, stride_token, stride_content, kind = side
-    address, num_blocks, block_size = paging
-    for t in range(begin, count):
-        position = first + t
-        block = int(blocks[position // block_size])
-        row = shifted(tile, t * LANES)
-        padding = is_padding(address, block, num_blocks)
-        readable[t] = ZERO if padding else ONE
-        if not padding:
-            place = block * stride_block + position % block_size * stride_token + i * stride_content
-            source = cache + itemsize_of(kind) * place
-            widen(row, source, min(LANES, size - i), stride_content, kind)
-        else:
-            fill(row, ZERO)
-
-
-@inlined
-def _score(scores, queries, tile, across, part, num_rows, size):
-    """Add the products of a piece of 64 keys, of `size` elements or 64, with every query row."""
-    for key in range(0, LANES, SQUARE):
-        for d in range(0, LANES, SQUARE):
-            corner = shifted(across, d * LANES + key)
-            transpose_16(corner, LANES, shifted(tile, key * LANES + d), LANES)
-    for row in range(num_rows):
-        query, total = shifted(queries, row * MAX_HEAD_SIZE), shifted(scores, row * LANES)
-        # short partial sums keep rounding errors near those of a library's product
-        for begin in range(0, min(LANES, size), SQUARE):
-            fill(part, ZERO)
-            for d in range(begin, min(begin + SQUARE, size)):
-                factor = query[d]
-                for lane in range(LANES):
-                    part[lane] = fma(factor, across[d * LANES + lane], part[lane])
-            for lane in range(LANES):
-                total[lane] += part[lane]
-
-
-@inlined
-def _weigh(outputs, distance, weights, tile, begin, count, num_rows):
-    """Add a piece of 64 values to that of every row's output, by weight."""
-    for row in range(num_rows):
-        weight, output = shifted(weights, row * LANES), shifted(outputs, row * distance)
-        for t in range(begin, count):
-            factor = weight[t]
-            for lane in range(LANES):
-                output[lane] = fma(factor, tile[t * LANES + lane], output[lane])
-
-
-@inlined
-def _add_tile(scores, output, running, value_size):
-    """Turn a row of scores into weights, and bring what was summed before to their scale."""
-    before = running[0]
-    largest = max(before, max_lanes(scores))
-    if largest == -INFINITY:
-        # nothing is seen, or nothing but NaN, which is no largest and yet counts
-        if sum_lanes(scores) == -INFINITY:
-            fill(scores, ZERO)
-            return
-        largest = ZERO
-    for lane in range(LANES):
-        scores[lane] = exp(scores[lane] - largest) if scores[lane] != -INFINITY else ZERO
-    rescale = exp(before - largest) if before > -INFINITY else ZERO
-    running[0] = largest
-    running[1] = fma(running[1], rescale, sum_lanes(scores))
-    for i in range(0, value_size, LANES):
-        for lane in range(LANES):
-            output[i + lane] *= rescale
 
 
 @inlined
@@ -235,21 +158,19 @@ def _attend(address):
             for i in range(num_rows * LANES):
                 scores[i] = ZERO
             for i in range(0, head_size, LANES):
-                _gather_tile(
-                    tile, readable, keys, i, head_size, blocks, first, begin, count, paging
-                )
-                _score(scores, shifted(queries, i), tile, across, lanes, num_rows, head_size - i)
+                gather_tile(tile, readable, keys, i, head_size, blocks, first, begin, count, paging)
+                score(scores, shifted(queries, i), tile, across, lanes, num_rows, head_size - i)
             for row in range(num_rows):
                 last = seq_len - query_len + row // group - first
                 first_seen, last_seen = max(begin, last - window + 1), min(count - 1, last)
                 weights, output = shifted(scores, row * LANES), shifted(outputs, row * distance)
                 _hide_keys(weights, readable, first_seen, last_seen, float_of(soft_cap))
-                _add_tile(weights, output, shifted(output, row_floats - RUNNING), value_size)
+                add_tile(weights, output, shifted(output, row_floats - RUNNING), value_size)
             for i in range(0, value_size, LANES):
-                _gather_tile(
+                gather_tile(
                     tile, readable, values, i, value_size, blocks, first, begin, count, paging
                 )
-                _weigh(shifted(outputs, i), distance, scores, tile, begin, count, num_rows)
+                weigh(shifted(outputs, i), distance, scores, tile, begin, count, num_rows)
         if arrive(arrivals + 8 * pair) < num_spans - 1:
             continue
         for row in range(num_rows):
