@@ -48,7 +48,7 @@ class Family(ABC):
 
     def expect(self, condition: object, name: str, expected: object) -> None:
         """Raise `ValueError` about the key of an attribute unless `condition` holds."""
-        key = self.keys()[name]
+        key: Key[Any] = getattr(type(self), name)
         value = key.stated(self.values)
         got = "nothing" if value is None else repr(value)
         expect(bool(condition), key.name(self.values), expected, got)

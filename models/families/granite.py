@@ -71,17 +71,18 @@ class GraniteHybrid(Mamba2Hybrid):
         shared = GatedMLP(*weights.joined_mlps(*names, (), hidden, inner))
         if self.num_local_experts == 0:
             return [shared]
-        moe, count = "block_sparse_moe.", (self.num_local_experts,)
+        moe, experts = "block_sparse_moe.", (self.num_local_experts,)
         # published files have the first names, those that transformers saves as it runs the others
         gate_up = weights.either(f"{moe}input_linear.weight", f"{moe}experts.gate_up_proj")
         down = weights.either(f"{moe}output_linear.weight", f"{moe}experts.down_proj")
         router = weights.either(f"{moe}router.layer.weight", f"{moe}router.weight")
-        gate_ups, downs = weights.joined_mlps(gate_up, down, count, hidden, self.intermediate_size)
-        experts = ExpertMLP(
-            weights.tensor(router, *count, hidden),
+        sizes = (hidden, self.intermediate_size)
+        gate_ups, downs = weights.joined_mlps(gate_up, down, experts, *sizes)
+        chosen = ExpertMLP(
+            weights.tensor(router, *experts, hidden),
             list(gate_ups),
             list(downs),
             self.num_experts_per_tok,
             is_renormalised=True,
         )
-        return [experts, shared]
+        return [chosen, shared]

@@ -108,10 +108,10 @@ class Jamba(HasAttention, HasMamba, ModelFamily):
 
     def _experts(self, weights: LayerWeights) -> Sequence[Sequence[Tensor]]:
         """Gate and up, and down, of each expert; files have them one by one, or all in one."""
-        count, sizes = self.num_experts, (self.hidden_size, self.intermediate_size)
+        experts, sizes = range(self.num_experts), (self.hidden_size, self.intermediate_size)
         names = [f"feed_forward.experts.{name}" for name in ("gate_up_proj", "down_proj")]
         if weights.prefix + names[0] in weights.checkpoint:
-            joined = weights.joined_mlps(names[0], names[1], (count,), *sizes)
+            joined = weights.joined_mlps(names[0], names[1], (len(experts),), *sizes)
             return [list(part) for part in joined]
-        apart = [weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes) for i in range(count)]
+        apart = [weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes) for i in experts]
         return list(zip(*apart, strict=True))

@@ -24,8 +24,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
         path: The file, or the folder that it is in.
 
     Raises:
+        TypeError: It is no path.
         ValueError: No such file, or it is not a JSON object.
     """
+    is_path = isinstance(path, str | Path)
+    expect(is_path, "config", "a parsed config.json, or its path", repr(path), TypeError)
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     expect(file.is_file(), "config", "a config.json or a folder with one", f"nothing at {file}")

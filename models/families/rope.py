@@ -8,10 +8,11 @@ from math import inf
 from typing import Any
 
 from blockstride.checks import expect
+from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.family import ModelFamily
 from blockstride.models.families.keys import is_real
 from blockstride.models.families.roles import HasAttention
-from blockstride.models.modules import Rotary
+from blockstride.models.modules import AttentionMixer, Rotary
 
 
 class HasRope(HasAttention, ModelFamily):
@@ -61,7 +62,7 @@ class HasRope(HasAttention, ModelFamily):
         size = self.head_size if share is None else int(self.head_size * share)
         return Rotary(size, self.head_size, theta)
 
-    def attention_mixer(self, types: Any, **how: Any) -> Any:
+    def attention_mixer(self, types: CacheTypes, **how: Any) -> AttentionMixer:
         """As that of `HasAttention`, with these positions."""
         return super().attention_mixer(types, rotary=self.rotary, **how)
 
