@@ -24,7 +24,9 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
+from blockstride.kernels.common.gpu.rows import store_zeros
 from blockstride.kernels.common.gpu.sequence_chunks import end_of
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.conv.gpu.conv_window import (
     BLOCK_D,
     channels_of,
@@ -57,36 +59,18 @@ def sequence_of_tile(query_start_loc_ptr, num_seqs, tile, BLOCK_T: tl.constexpr)
 
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
 def causal_conv1d_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    conv_state_ptr,
-    state_indices_ptr,
-    query_start_loc_ptr,
-    has_initial_state_ptr,
-    out_ptr,
+    x_ptr, weight_ptr, bias_ptr, conv_state_ptr,
+    state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr, out_ptr,
     # sizes
-    num_seqs,
-    num_tokens,
+    num_seqs, num_tokens,
     # strides, in elements
-    stride_x_token,
-    stride_x_channel,
-    stride_weight_channel,
-    stride_weight_tap,
-    stride_state_block,
-    stride_state_channel: tl.constexpr,
-    stride_state_tap: tl.constexpr,
-    stride_out_token,
-    stride_out_channel,
+    stride_x_token, stride_x_channel, stride_weight_channel, stride_weight_tap,
+    stride_state_block, stride_state_channel: tl.constexpr, stride_state_tap: tl.constexpr,
+    stride_out_token, stride_out_channel,
     # meta-parameters
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SILU: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
+    DIM: tl.constexpr, WIDTH: tl.constexpr, SILU: tl.constexpr, INDEX: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """One tile of one sequence."""
     sequence, tile = sequence_of_tile(query_start_loc_ptr, num_seqs, tl.program_id(0), BLOCK_T)
     sequence_start = tl.load(query_start_loc_ptr + sequence)
@@ -99,14 +83,9 @@ def causal_conv1d_kernel(
     first, channels = start.to(tl.int64), offs_d.to(tl.int64)
     x_ptr += first * stride_x_token + channels * stride_x_channel
     out_ptr += first * stride_out_token + channels * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS, num_seqs)
     if block <= 0:
-        zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
-        for _ in range(count):
-            tl.store(out_ptr, zeros, mask=mask)
-            out_ptr += stride_out_token
+        store_zeros(out_ptr, stride_out_token, count, mask)
         return
 
     conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel

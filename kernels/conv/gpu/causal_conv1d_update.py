@@ -22,6 +22,8 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
+from blockstride.kernels.common.gpu.rows import store_zeros
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.conv.gpu.conv_window import (
     BLOCK_D,
     channels_of,
@@ -35,47 +37,24 @@ from blockstride.kernels.conv.gpu.conv_window import (
 
 @triton.jit
 def causal_conv1d_update_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    conv_state_ptr,
-    state_indices_ptr,
-    out_ptr,
+    x_ptr, weight_ptr, bias_ptr, conv_state_ptr, state_indices_ptr, out_ptr,
     # strides, in elements
-    stride_x_seq,
-    stride_x_token,
-    stride_x_channel,
-    stride_weight_channel,
-    stride_weight_tap,
-    stride_state_block,
-    stride_state_channel: tl.constexpr,
-    stride_state_tap: tl.constexpr,
-    stride_out_seq,
-    stride_out_token,
-    stride_out_channel,
+    stride_x_seq, stride_x_token, stride_x_channel, stride_weight_channel, stride_weight_tap,
+    stride_state_block, stride_state_channel: tl.constexpr, stride_state_tap: tl.constexpr,
+    stride_out_seq, stride_out_token, stride_out_channel,
     # meta-parameters
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_NEW: tl.constexpr,
-    SILU: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
+    DIM: tl.constexpr, WIDTH: tl.constexpr, NUM_NEW: tl.constexpr, SILU: tl.constexpr,
+    INDEX: tl.constexpr, BLOCK_D: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """Some channels of one sequence."""
     sequence = tl.program_id(0)
     offs_d, mask = channels_of(tl.program_id(1), DIM, BLOCK_D)
     first, channels = sequence.to(tl.int64), offs_d.to(tl.int64)
     x_ptr += first * stride_x_seq + channels * stride_x_channel
     out_ptr += first * stride_out_seq + channels * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS)
     if block <= 0:
-        zeros = tl.zeros([BLOCK_D], out_ptr.dtype.element_ty)
-        for _ in tl.static_range(NUM_NEW):
-            tl.store(out_ptr, zeros, mask=mask)
-            out_ptr += stride_out_token
+        store_zeros(out_ptr, stride_out_token, NUM_NEW, mask)
         return
 
     conv_state_ptr += block * stride_state_block + offs_d.to(INDEX) * stride_state_channel

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from blockstride.kernels.common.gpu.activations import LOG2_E
+from blockstride.kernels.common.gpu.decays import split_sum
 from blockstride.kernels.common.gpu.sequence_chunks import find_chunk
-from blockstride.kernels.mamba2.gpu.ssd_chunks import split_sum
 
 NORM_EPS: tl.constexpr = tl.constexpr(1e-6)
 

@@ -24,7 +24,9 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
+from blockstride.kernels.common.gpu.rows import load_rows, store_rows
 from blockstride.kernels.common.gpu.sequence_chunks import count_below, end_of, num_slots
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.delta.gpu.gated_delta_chunks import (
     gated_delta_chunk_kernel,
     load_decays,
@@ -52,6 +54,39 @@ def state_after(
     return tl.dot(weighted.T, change, state, input_precision=PRECISION)
 
 
+@triton.jit
+def keep_states(
+    state, k, change, high, low, checkpoint_tokens_ptr, checkpoint_indices_ptr, num_checkpoints,
+    first, end, states_ptr, mask, stride_state_block, offs_t, PRECISION: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write the state after each checkpoint of a chunk to its block, from the one before it."""
+    if checkpoint_tokens_ptr is not None:
+        checkpoint = count_below(checkpoint_tokens_ptr, num_checkpoints, first)
+        last = count_below(checkpoint_tokens_ptr, num_checkpoints, end)
+        for index in tl.range(checkpoint, last):
+            row = tl.load(checkpoint_tokens_ptr + index) - first
+            target = tl.load(checkpoint_indices_ptr + index).to(tl.int64)
+            if NUM_BLOCKS is not None:
+                tl.device_assert(target < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
+            kept = state_after(state, k, change, high, low, row, offs_t, PRECISION)
+            kept = kept.to(states_ptr.dtype.element_ty)
+            tl.store(states_ptr + target * stride_state_block, kept, mask=mask & (target > 0))
+
+
+@triton.jit
+def correct(
+    state, q, k, v, beta, decay, solved, scores, scale, PRECISION: tl.constexpr
+):  # fmt: skip
+    """What a chunk's tokens change in the state, each by its key, and their outputs."""
+    narrow = state.to(k.dtype)
+    predicted = decay * tl.dot(k, narrow, input_precision=PRECISION)
+    error = beta.to(tl.float32)[:, None] * (v.to(tl.float32) - predicted)
+    change = tl.dot(solved, error.to(k.dtype), input_precision=PRECISION).to(k.dtype)
+    y = (decay * scale) * tl.dot(q, narrow, input_precision=PRECISION)
+    return change, tl.dot(scores, change, y, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
 def gated_delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr,
@@ -60,17 +95,15 @@ def gated_delta_rule_kernel(
     # sizes
     num_seqs, num_tokens, num_checkpoints, scale,
     # strides, in elements
-    stride_q_token, stride_q_head, stride_q_dim,
-    stride_k_token, stride_k_head, stride_k_dim,
+    stride_q_token, stride_q_head, stride_q_dim, stride_k_token, stride_k_head, stride_k_dim,
     stride_v_token, stride_v_head, stride_v_dim,
     stride_g_token, stride_g_head, stride_beta_token, stride_beta_head,
     stride_state_block, stride_state_head, stride_state_key, stride_state_value,
     stride_out_token, stride_out_head, stride_out_dim,
     # meta-parameters
     NUM_VALUE_HEADS: tl.constexpr, VALUE_HEADS_PER_HEAD: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, L2_NORM: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Some value columns of one head of one sequence."""
     # tiles of one head read the same keys, and value heads of a head as well: they are neighbours
@@ -81,22 +114,19 @@ def gated_delta_rule_kernel(
     stop = end_of(query_start_loc_ptr, sequence, num_seqs, num_tokens)
     if start >= stop:
         return
-    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS, num_seqs)
     head = (value_head // VALUE_HEADS_PER_HEAD).to(tl.int64)
     wide_head = value_head.to(tl.int64)
     offs_t, offs_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     offs_v = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
-    mask_v = (offs_v < VALUE_DIM)[None, :]
-    value_columns = offs_v.to(tl.int64)[None, :]
     out_ptr += wide_head * stride_out_head
     if block <= 0:
         for first in tl.range(start, stop, CHUNK):
-            tokens = (first + offs_t).to(tl.int64)[:, None]
-            places = out_ptr + tokens * stride_out_token + value_columns * stride_out_dim
-            zeros = tl.zeros([CHUNK, BLOCK_V], out_ptr.dtype.element_ty)
-            tl.store(places, zeros, mask=(tokens < stop) & mask_v)
+            tokens, zeros = (first + offs_t).to(tl.int64), tl.zeros([CHUNK, BLOCK_V], tl.float32)
+            store_rows(
+                zeros, out_ptr, tokens, offs_v, tokens < stop, stride_out_token, stride_out_dim,
+                VALUE_DIM,
+            )  # fmt: skip
         return
 
     q_ptr += head * stride_q_head
@@ -107,7 +137,7 @@ def gated_delta_rule_kernel(
     ssm_state_ptr += wide_head * stride_state_head
     inner = offs_k.to(INDEX)[:, None] * stride_state_key
     inner += offs_v.to(INDEX)[None, :] * stride_state_value
-    mask_state = (offs_k < KEY_DIM)[:, None] & mask_v
+    mask_state = (offs_k < KEY_DIM)[:, None] & (offs_v < VALUE_DIM)[None, :]
     page_ptr = ssm_state_ptr + block * stride_state_block
     is_initial = tl.load(has_initial_state_ptr + sequence)
     state = tl.load(page_ptr + inner, mask=mask_state & is_initial, other=0.0).to(tl.float32)
@@ -118,38 +148,23 @@ def gated_delta_rule_kernel(
         tokens = (first + offs_t).to(tl.int64)
         k = load_keys(k_ptr, tokens, offs_k, mask_t, stride_k_token, stride_k_dim, KEY_DIM, L2_NORM)
         q = load_keys(q_ptr, tokens, offs_k, mask_t, stride_q_token, stride_q_dim, KEY_DIM, L2_NORM)
-        places = v_ptr + tokens[:, None] * stride_v_token + value_columns * stride_v_dim
-        mask = mask_t[:, None] & mask_v
-        v = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+        v = load_rows(v_ptr, tokens, offs_v, mask_t, stride_v_token, stride_v_dim, VALUE_DIM)
         beta = tl.load(beta_ptr + tokens * stride_beta_token, mask=mask_t, other=0.0)
         high, low = load_decays(g_ptr, tokens, mask_t, stride_g_token)
         decay = tl.math.exp2(high + low)[:, None]
         matrix = (slot * NUM_VALUE_HEADS + value_head) * (CHUNK * CHUNK)
         solved = tl.load(inverse_ptr + matrix + square)
         scores = tl.load(scores_ptr + matrix + square)
-        narrow = state.to(k.dtype)
-        predicted = decay * tl.dot(k, narrow, input_precision=PRECISION)
-        error = beta.to(tl.float32)[:, None] * (v - predicted)
-        change = tl.dot(solved, error.to(k.dtype), input_precision=PRECISION).to(k.dtype)
-        y = (decay * scale) * tl.dot(q, narrow, input_precision=PRECISION)
-        y = tl.dot(scores, change, y, input_precision=PRECISION)
-        places = out_ptr + tokens[:, None] * stride_out_token + value_columns * stride_out_dim
-        tl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
+        change, y = correct(state, q, k, v, beta, decay, solved, scores, scale, PRECISION)
+        store_rows(
+            y, out_ptr, tokens, offs_v, mask_t, stride_out_token, stride_out_dim, VALUE_DIM
+        )  # fmt: skip
         end = tl.minimum(first + CHUNK, stop)
-        if checkpoint_tokens_ptr is not None:
-            checkpoint = count_below(checkpoint_tokens_ptr, num_checkpoints, first)
-            last = count_below(checkpoint_tokens_ptr, num_checkpoints, end)
-            for index in tl.range(checkpoint, last):
-                row = tl.load(checkpoint_tokens_ptr + index) - first
-                target = tl.load(checkpoint_indices_ptr + index).to(tl.int64)
-                if NUM_BLOCKS is not None:
-                    tl.device_assert(
-                        target < NUM_BLOCKS, "checkpoint_indices: a block past the pool"
-                    )
-                kept = state_after(state, k, change, high, low, row, offs_t, PRECISION)
-                kept = kept.to(ssm_state_ptr.dtype.element_ty)
-                kept_ptr = ssm_state_ptr + target * stride_state_block
-                tl.store(kept_ptr + inner, kept, mask=mask_state & (target > 0))
+        keep_states(
+            state, k, change, high, low, checkpoint_tokens_ptr, checkpoint_indices_ptr,
+            num_checkpoints, first, end, ssm_state_ptr + inner, mask_state,
+            stride_state_block, offs_t, PRECISION, NUM_BLOCKS,
+        )  # fmt: skip
         state = state_after(state, k, change, high, low, end - first - 1, offs_t, PRECISION)
         slot += 1
     tl.store(page_ptr + inner, state.to(ssm_state_ptr.dtype.element_ty), mask=mask_state)

@@ -18,6 +18,7 @@ from blockstride.kernels.common.gpu.launching import (
     next_power_of_2,
     warps_for,
 )
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.delta.gpu.gated_delta_chunks import NORM_EPS
 
 # elements of a program's tile of the state
@@ -66,9 +67,7 @@ def gated_delta_rule_update_kernel(
     value_columns = offs_v.to(tl.int64)
     out_ptr += sequence * stride_out_seq + value_head * stride_out_head
     places = out_ptr + value_columns * stride_out_dim
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS)
     if block <= 0:
         tl.store(places, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=mask_v)
         return

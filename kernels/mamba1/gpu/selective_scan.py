@@ -32,6 +32,7 @@ from blockstride.kernels.common.gpu.sequence_chunks import (
     find_chunk,
     num_slots,
 )
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.mamba1.gpu.selective_scan_chunks import (
     UNROLL,
     carry_kernel,
@@ -81,6 +82,44 @@ def find_run(
     return run_end, target
 
 
+@triton.jit
+def advance(
+    state, rates, bias, skip, mask_d, mask_n, first, end, x_row, dt_row, b_row, c_row,
+    stride_x_token, stride_dt_token, stride_B_token, stride_C_token, DT_SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """States after some tokens, from `first` on, and the outputs of these before the gate."""
+    offs_t = tl.arange(0, UNROLL)
+    y_tile = tl.zeros([UNROLL, mask_d.shape[0]], tl.float32)
+    for i in tl.static_range(UNROLL):
+        is_there = first + i < end
+        x_mask, b_mask = mask_d & is_there, mask_n & is_there
+        x = tl.load(x_row, mask=x_mask, other=0.0).to(tl.float32)
+        step = load_step(dt_row, bias, x_mask, DT_SOFTPLUS)
+        b = tl.load(b_row, mask=b_mask, other=0.0).to(tl.float32)
+        c = tl.load(c_row, mask=b_mask, other=0.0).to(tl.float32)
+        x_row += stride_x_token
+        dt_row += stride_dt_token
+        b_row += stride_B_token
+        c_row += stride_C_token
+        decay = tl.math.exp2(step[:, None] * rates)
+        state = decay * state + (step * x)[:, None] * b[None, :]
+        y = tl.sum(state * c[None, :], 1) + skip * x
+        y_tile = tl.where((offs_t == i)[:, None], y[None, :], y_tile)
+    return state, y_tile
+
+
+@triton.jit
+def write_outputs(y_tile, z_ptr, out_ptr, first, end, mask_d, stride_z_token, stride_out_token):
+    """Gate the outputs of some tokens, and write those before `end`."""
+    tokens = (first + tl.arange(0, UNROLL)).to(tl.int64)[:, None]
+    mask = (tokens < end) & mask_d[None, :]
+    if z_ptr is not None:
+        gates = z_ptr[None, :] + tokens * stride_z_token
+        y_tile *= silu(tl.load(gates, mask=mask, other=0.0).to(tl.float32))
+    places = out_ptr[None, :] + tokens * stride_out_token
+    tl.store(places, y_tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
 def selective_scan_kernel(
     x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, ssm_state_ptr,
@@ -104,19 +143,14 @@ def selective_scan_kernel(
     if begin >= end:
         return
     offs_n = tl.arange(0, BLOCK_N)
-    offs_t = tl.arange(0, UNROLL)
     mask_d, mask_n = offs_d < dim, offs_n < D_STATE
     mask = mask_d[:, None] & mask_n[None, :]
     out_ptr += offs_d.to(tl.int64) * stride_out_channel
-    block = tl.load(state_indices_ptr + sequence, mask=sequence < num_seqs, other=0)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS, num_seqs)
     if block <= 0:
         for first in tl.range(begin, end, UNROLL):
-            tokens = (first + offs_t).to(tl.int64)[:, None]
-            zeros = tl.zeros([UNROLL, BLOCK_D], out_ptr.dtype.element_ty)
-            tile_mask = (tokens < end) & mask_d[None, :]
-            tl.store(out_ptr[None, :] + tokens * stride_out_token, zeros, mask=tile_mask)
+            zeros = tl.zeros([UNROLL, BLOCK_D], tl.float32)
+            write_outputs(zeros, None, out_ptr, first, end, mask_d, 0, stride_out_token)
         return
 
     rates = load_rates(A_ptr, offs_d, offs_n, mask, stride_A_channel, stride_A_state)
@@ -126,6 +160,8 @@ def selective_scan_kernel(
     dt_ptr += offs_d.to(tl.int64) * stride_dt_channel
     B_ptr += offs_n.to(tl.int64) * stride_B_state
     C_ptr += offs_n.to(tl.int64) * stride_C_state
+    if z_ptr is not None:
+        z_ptr += offs_d.to(tl.int64) * stride_z_channel
     inner = offs_d.to(INDEX)[:, None] * stride_state_channel
     inner += offs_n.to(INDEX)[None, :] * stride_state_state
     if CHUNK > 0:
@@ -133,7 +169,7 @@ def selective_scan_kernel(
         state = tl.load(carry_ptr + row[:, None] * D_STATE + offs_n[None, :], mask=mask, other=0.0)
     else:
         is_initial = tl.load(has_initial_state_ptr + sequence)
-        page_ptr = ssm_state_ptr + block.to(tl.int64) * stride_state_block
+        page_ptr = ssm_state_ptr + block * stride_state_block
         state = tl.load(page_ptr + inner, mask=mask & is_initial, other=0.0).to(tl.float32)
 
     # runs of tokens between checkpoints, after each of which the state goes to a page
@@ -146,33 +182,16 @@ def selective_scan_kernel(
             tl.where(end == stop, block, 0), NUM_BLOCKS,
         )  # fmt: skip
         for first in tl.range(token_0, run_end, UNROLL):
-            y_tile = tl.zeros([UNROLL, BLOCK_D], tl.float32)
             token = tl.cast(first, tl.int64)
-            x_row, dt_row = x_ptr + token * stride_x_token, dt_ptr + token * stride_dt_token
-            b_row, c_row = B_ptr + token * stride_B_token, C_ptr + token * stride_C_token
-            for i in tl.static_range(UNROLL):
-                is_there = first + i < run_end
-                x_mask, b_mask = mask_d & is_there, mask_n & is_there
-                x = tl.load(x_row, mask=x_mask, other=0.0).to(tl.float32)
-                step = load_step(dt_row, bias, x_mask, DT_SOFTPLUS)
-                b = tl.load(b_row, mask=b_mask, other=0.0).to(tl.float32)
-                c = tl.load(c_row, mask=b_mask, other=0.0).to(tl.float32)
-                x_row += stride_x_token
-                dt_row += stride_dt_token
-                b_row += stride_B_token
-                c_row += stride_C_token
-                decay = tl.math.exp2(step[:, None] * rates)
-                state = decay * state + (step * x)[:, None] * b[None, :]
-                y = tl.sum(state * c[None, :], 1) + skip * x
-                y_tile = tl.where((offs_t == i)[:, None], y[None, :], y_tile)
-            tokens = (first + offs_t).to(tl.int64)[:, None]
-            tile_mask = (tokens < run_end) & mask_d[None, :]
-            if z_ptr is not None:
-                gates = z_ptr + offs_d.to(tl.int64)[None, :] * stride_z_channel
-                gates += tokens * stride_z_token
-                y_tile *= silu(tl.load(gates, mask=tile_mask, other=0.0).to(tl.float32))
-            places = out_ptr[None, :] + tokens * stride_out_token
-            tl.store(places, y_tile.to(out_ptr.dtype.element_ty), mask=tile_mask)
+            state, y_tile = advance(
+                state, rates, bias, skip, mask_d, mask_n, first, run_end,
+                x_ptr + token * stride_x_token, dt_ptr + token * stride_dt_token,
+                B_ptr + token * stride_B_token, C_ptr + token * stride_C_token,
+                stride_x_token, stride_dt_token, stride_B_token, stride_C_token, DT_SOFTPLUS,
+            )  # fmt: skip
+            write_outputs(
+                y_tile, z_ptr, out_ptr, first, run_end, mask_d, stride_z_token, stride_out_token
+            )
         token_0 = run_end
         page_ptr = ssm_state_ptr + target.to(tl.int64) * stride_state_block
         element = ssm_state_ptr.dtype.element_ty

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, softplus
 from blockstride.kernels.common.gpu.sequence_chunks import find_chunk
+from blockstride.kernels.common.gpu.state_blocks import load_block
 
 # tokens whose loads are in flight together
 UNROLL: tl.constexpr = tl.constexpr(8)
@@ -113,9 +114,7 @@ def carry_kernel(
 ):  # fmt: skip
     """Walk the chunks of a sequence: in place of what each adds, leave the state it begins with."""
     sequence, offs_d = channels_of(dim, BLOCK_D)
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS)
     start = tl.load(query_start_loc_ptr + sequence)
     num_chunks = tl.cdiv(tl.load(query_start_loc_ptr + sequence + 1) - start, CHUNK)
     if (block <= 0) | (num_chunks <= 0):

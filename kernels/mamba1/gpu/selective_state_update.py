@@ -15,6 +15,8 @@ from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, silu, softplus, widened
 from blockstride.kernels.common.gpu.launching import assertions, index_dtype, next_power_of_2
+from blockstride.kernels.common.gpu.rows import store_zeros
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.common.gpu.state_parts import load_parts, store_parts
 
 # states of a program of one warp, 32 a lane
@@ -25,52 +27,21 @@ PART_BYTES = 32
 
 @triton.jit
 def selective_state_update_kernel(
-    x_ptr,
-    dt_ptr,
-    A_ptr,
-    B_ptr,
-    C_ptr,
-    ssm_state_ptr,
-    state_indices_ptr,
-    D_ptr,
-    z_ptr,
-    dt_bias_ptr,
-    out_ptr,
+    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, ssm_state_ptr, state_indices_ptr,
+    D_ptr, z_ptr, dt_bias_ptr, out_ptr,
     # strides, in elements
-    stride_x_seq,
-    stride_x_token,
-    stride_x_channel,
-    stride_dt_seq,
-    stride_dt_token,
-    stride_dt_channel,
-    stride_A_channel: tl.constexpr,
-    stride_A_state: tl.constexpr,
-    stride_B_seq,
-    stride_B_token,
-    stride_B_state,
-    stride_C_seq,
-    stride_C_token,
-    stride_C_state,
-    stride_state_block,
-    stride_state_channel: tl.constexpr,
-    stride_state_state: tl.constexpr,
-    stride_z_seq,
-    stride_z_token,
-    stride_z_channel,
-    stride_out_seq,
-    stride_out_token,
-    stride_out_channel,
+    stride_x_seq, stride_x_token, stride_x_channel,
+    stride_dt_seq, stride_dt_token, stride_dt_channel,
+    stride_A_channel: tl.constexpr, stride_A_state: tl.constexpr,
+    stride_B_seq, stride_B_token, stride_B_state, stride_C_seq, stride_C_token, stride_C_state,
+    stride_state_block, stride_state_channel: tl.constexpr, stride_state_state: tl.constexpr,
+    stride_z_seq, stride_z_token, stride_z_channel,
+    stride_out_seq, stride_out_token, stride_out_channel,
     # meta-parameters
-    DIM: tl.constexpr,
-    D_STATE: tl.constexpr,
-    NUM_NEW: tl.constexpr,
-    DT_SOFTPLUS: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    DIM: tl.constexpr, D_STATE: tl.constexpr, NUM_NEW: tl.constexpr, DT_SOFTPLUS: tl.constexpr,
+    INDEX: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
-):
+):  # fmt: skip
     """Some channels of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     offs_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -80,13 +51,9 @@ def selective_state_update_kernel(
         mask_m = offs_m < DIM
     channels = offs_m.to(tl.int64)
     out_ptr += sequence * stride_out_seq + channels * stride_out_channel
-    block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, tl.program_id(0), NUM_BLOCKS)
     if block <= 0:
-        for _ in range(NUM_NEW):
-            tl.store(out_ptr, tl.zeros([BLOCK_M], out_ptr.dtype.element_ty), mask=mask_m)
-            out_ptr += stride_out_token
+        store_zeros(out_ptr, stride_out_token, NUM_NEW, mask_m)
         return
 
     offs_n = tl.arange(0, BLOCK_N)[None, :]

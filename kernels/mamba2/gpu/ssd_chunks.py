@@ -10,21 +10,12 @@ import triton
 import triton.language as tl
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, softplus
+from blockstride.kernels.common.gpu.decays import split_sum
 from blockstride.kernels.common.gpu.sequence_chunks import find_chunk, find_slot
+from blockstride.kernels.common.gpu.state_blocks import load_block
 
-# adding it to a number from -192 to 0 rounds that to a multiple of 2**-8
-TO_GRID: tl.constexpr = tl.constexpr(49152.0)
-LOWEST: tl.constexpr = tl.constexpr(-192.0)
 # times any rate still a number
 LONGEST: tl.constexpr = tl.constexpr(1e30)
-
-
-@triton.jit
-def split_sum(log_decay):
-    """Running sums along the last axis, of multiples of 2**-8 and of what is left."""
-    log_decay = tl.maximum(log_decay, LOWEST, propagate_nan=tl.PropagateNan.ALL)
-    high = (log_decay + TO_GRID) - TO_GRID
-    return tl.cumsum(high, -1), tl.cumsum(log_decay - high, -1)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -215,9 +206,7 @@ def ssd_carry_kernel(
 ):  # fmt: skip
     """Walk a sequence's chunks: where each left what it adds, leave the state it begins with."""
     sequence, head = tl.program_id(0), tl.program_id(1)
-    block = tl.load(state_indices_ptr + sequence).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS)
     start = tl.load(query_start_loc_ptr + sequence)
     length = tl.load(query_start_loc_ptr + sequence + 1) - start
     if (block <= 0) | (length <= 0):

@@ -25,6 +25,7 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
+from blockstride.kernels.common.gpu.rows import load_rows
 from blockstride.kernels.common.gpu.sequence_chunks import find_chunk, num_slots
 from blockstride.kernels.mamba2.gpu.ssd_chunks import (
     ssd_carry_kernel,
@@ -38,12 +39,23 @@ LEAST = 16
 
 
 @triton.jit
-def load_rows(
-    ptr, tokens, offs, mask_tokens, stride_token, stride, SIZE: tl.constexpr
+def given_by_state(
+    C_ptr, state_ptr, tokens, mask_m, offs_p, stride_C_token, stride_C_state,
+    HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Rows of some tokens; zeros past either end."""
-    places = ptr + tokens[:, None] * stride_token + offs.to(tl.int64)[None, :] * stride
-    return tl.load(places, mask=mask_tokens[:, None] & (offs < SIZE)[None, :], other=0.0)
+    """What the state before a chunk gives to some of its tokens, before it decays."""
+    acc = tl.zeros([tokens.shape[0], offs_p.shape[0]], tl.float32)
+    for k in tl.static_range(0, BLOCK_N, BLOCK_K):
+        offs_k = k + tl.arange(0, BLOCK_K)
+        c = load_rows(C_ptr, tokens, offs_k, mask_m, stride_C_token, stride_C_state, D_STATE)
+        state = tl.load(
+            state_ptr + offs_p[:, None] * D_STATE + offs_k[None, :],
+            mask=(offs_p < HEAD_DIM)[:, None] & (offs_k < D_STATE)[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(c, state.to(c.dtype).T, acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
@@ -97,18 +109,10 @@ def ssd_output_kernel(
     high_m = tl.load(high_ptr + offs_m)
     low_m = tl.load(low_ptr + offs_m)
 
-    # what the state before the chunk gives
-    acc = tl.zeros([BLOCK_M, BLOCK_P], tl.float32)
-    state_ptr = carry_ptr + head_row * (HEAD_DIM * D_STATE)
-    for k in tl.static_range(0, BLOCK_N, BLOCK_K):
-        offs_k = k + tl.arange(0, BLOCK_K)
-        c = load_rows(C_ptr, tokens, offs_k, mask_m, stride_C_token, stride_C_state, D_STATE)
-        state = tl.load(
-            state_ptr + offs_p[:, None] * D_STATE + offs_k[None, :],
-            mask=(offs_p < HEAD_DIM)[:, None] & (offs_k < D_STATE)[None, :],
-            other=0.0,
-        )
-        acc = tl.dot(c, state.to(c.dtype).T, acc, input_precision=PRECISION)
+    acc = given_by_state(
+        C_ptr, carry_ptr + head_row * (HEAD_DIM * D_STATE), tokens, mask_m, offs_p,
+        stride_C_token, stride_C_state, HEAD_DIM, D_STATE, PRECISION, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     acc *= tl.math.exp2(high_m + low_m)[:, None]
 
     # what the chunk's tokens give, up to each

@@ -21,6 +21,8 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
+from blockstride.kernels.common.gpu.rows import store_zeros
+from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.common.gpu.state_parts import load_parts, store_parts
 
 # states of a tile of one warp, 32 a lane
@@ -48,74 +50,45 @@ def load_inputs(
 
 
 @triton.jit
+def advance(state, decay, added, B, C, PARTS: tl.constexpr):
+    """A tile's states after one more token, and the sum that its output is of them."""
+    products = tl.zeros(state[0].shape, tl.float32)
+    advanced = ()
+    for part in tl.static_range(PARTS):
+        new = state[part] * decay + added[:, None] * B[part]  # [BLOCK_M, BLOCK_N]
+        products += new * C[part]
+        advanced += (new,)
+    return advanced, tl.sum(products, axis=1)
+
+
+@triton.jit
 def ssd_state_update_kernel(
-    x_ptr,
-    dt_ptr,
-    A_ptr,
-    B_ptr,
-    C_ptr,
-    ssm_state_ptr,
-    state_indices_ptr,
-    D_ptr,
-    z_ptr,
-    dt_bias_ptr,
-    out_ptr,
+    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, ssm_state_ptr, state_indices_ptr,
+    D_ptr, z_ptr, dt_bias_ptr, out_ptr,
     # strides, in elements
-    stride_x_seq,
-    stride_x_token,
-    stride_x_head,
-    stride_x_row,
-    stride_dt_seq,
-    stride_dt_token,
-    stride_dt_head,
-    stride_B_seq,
-    stride_B_token,
-    stride_B_group,
-    stride_B_state,
-    stride_C_seq,
-    stride_C_token,
-    stride_C_group,
-    stride_C_state,
-    stride_state_block,
-    stride_state_head: tl.constexpr,
-    stride_state_row: tl.constexpr,
-    stride_state_state: tl.constexpr,
-    stride_z_seq,
-    stride_z_token,
-    stride_z_head,
-    stride_z_row,
-    stride_out_seq,
-    stride_out_token,
-    stride_out_head,
-    stride_out_row,
+    stride_x_seq, stride_x_token, stride_x_head, stride_x_row,
+    stride_dt_seq, stride_dt_token, stride_dt_head,
+    stride_B_seq, stride_B_token, stride_B_group, stride_B_state,
+    stride_C_seq, stride_C_token, stride_C_group, stride_C_state,
+    stride_state_block, stride_state_head: tl.constexpr,
+    stride_state_row: tl.constexpr, stride_state_state: tl.constexpr,
+    stride_z_seq, stride_z_token, stride_z_head, stride_z_row,
+    stride_out_seq, stride_out_token, stride_out_head, stride_out_row,
     # meta-parameters
-    HEADS_PER_GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    D_STATE: tl.constexpr,
-    NUM_NEW: tl.constexpr,
-    DT_SOFTPLUS: tl.constexpr,
-    INDEX: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
+    HEADS_PER_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_STATE: tl.constexpr,
+    NUM_NEW: tl.constexpr, DT_SOFTPLUS: tl.constexpr, INDEX: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """`TILES` tiles of rows of one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     first_row = tl.program_id(2) * (TILES * BLOCK_M)
     out_ptr += sequence * stride_out_seq + head * stride_out_head
-    block = tl.load(state_indices_ptr + tl.program_id(0)).to(tl.int64)
-    if NUM_BLOCKS is not None:
-        tl.device_assert(block < NUM_BLOCKS, "state_indices: a block past the pool")
+    block = load_block(state_indices_ptr, tl.program_id(0), NUM_BLOCKS)
     if block <= 0:
         offs_m = first_row + tl.arange(0, TILES * BLOCK_M)
         out_rows = out_ptr + offs_m.to(tl.int64) * stride_out_row
-        for _ in range(NUM_NEW):
-            zeros = tl.zeros([TILES * BLOCK_M], out_ptr.dtype.element_ty)
-            tl.store(out_rows, zeros, mask=offs_m < HEAD_DIM)
-            out_rows += stride_out_token
+        store_zeros(out_rows, stride_out_token, NUM_NEW, offs_m < HEAD_DIM)
         return
 
     offs_n = tl.arange(0, BLOCK_N)[None, :]
@@ -155,15 +128,7 @@ def ssd_state_update_kernel(
                 )  # fmt: skip
             x_rows = x_ptr + token * stride_x_token + rows * stride_x_row
             x = widened(tl.load(x_rows, mask=mask_m, other=0.0))
-            added = (step * x)[:, None]
-            products = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            advanced = ()
-            for part in tl.static_range(PARTS):
-                new = state[part] * decay + added * B[part]  # [BLOCK_M, BLOCK_N]
-                products += new * C[part]
-                advanced += (new,)
-            state = advanced
-            y = tl.sum(products, axis=1)
+            state, y = advance(state, decay, step * x, B, C, PARTS)
             if D_ptr is not None:
                 y += D * x
             if z_ptr is not None:

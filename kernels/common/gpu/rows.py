@@ -1,0 +1,32 @@
+"""Rows of tokens, read and written; padding gets rows of zeros."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(
+    ptr, tokens, offs, mask_tokens, stride_token, stride, SIZE: tl.constexpr
+):  # fmt: skip
+    """Rows of some tokens; zeros past either end."""
+    places = ptr + tokens[:, None] * stride_token + offs.to(tl.int64)[None, :] * stride
+    return tl.load(places, mask=mask_tokens[:, None] & (offs < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(
+    rows, ptr, tokens, offs, mask_tokens, stride_token, stride, SIZE: tl.constexpr
+):  # fmt: skip
+    """The inverse of `load_rows`, rounded to the dtype that they go to."""
+    places = ptr + tokens[:, None] * stride_token + offs.to(tl.int64)[None, :] * stride
+    mask = mask_tokens[:, None] & (offs < SIZE)[None, :]
+    tl.store(places, rows.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_zeros(row_ptrs, stride_token, count, mask):
+    """Write zeros to the rows of so many tokens, from the addresses of the first."""
+    zeros = tl.zeros(row_ptrs.shape, row_ptrs.dtype.element_ty)
+    for _ in range(count):
+        tl.store(row_ptrs, zeros, mask=mask)
+        row_ptrs += stride_token
