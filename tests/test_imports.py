@@ -79,6 +79,17 @@ print(blockstride.layouts.plan_pools.__name__, "blockstride.models" in sys.modul
     assert run_python(code) == "plan_pools False"
 
 
+def test_rooms_of_kernels_share_through_common_and_public_functions_alone():
+    implementation = re.compile(r"blockstride\.kernels\.(\w+)\.[cg]pu\b")
+    crossing = [
+        f"{source}: {name}"
+        for source in sources("kernels")
+        for name in imported_modules(source)
+        if (match := implementation.match(name)) and match[1] not in {source.parts[1], "common"}
+    ]
+    assert not crossing
+
+
 def test_imports_are_absolute_and_begin_with_the_import_name():
     others = [
         f"{source}: {name}"

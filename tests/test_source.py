@@ -8,15 +8,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 80
 # decorators of Triton's functions and of numba's
 COMPILERS = ("triton.jit", "Program", "inlined")
-# too long today, and by how much; an entry goes when its kernel is split
-EXCEPTIONS = {
-    "causal_conv1d_kernel": 82,
-    "gated_delta_rule_kernel": 100,
-    "selective_scan_kernel": 95,
-    "selective_state_update_kernel": 111,
-    "ssd_output_kernel": 87,
-    "ssd_state_update_kernel": 124,
-}
 
 
 def compiled_functions() -> Iterator[tuple[str, int]]:
@@ -34,7 +25,4 @@ def compiled_functions() -> Iterator[tuple[str, int]]:
 def test_kernels_are_short_enough_to_read():
     functions = list(compiled_functions())
     assert {"attention_kernel", "_attend", "gather_tile"} <= {name for name, _ in functions}
-    too_long = [
-        (name, lines) for name, lines in functions if lines > EXCEPTIONS.get(name, MAX_LINES)
-    ]
-    assert too_long == []
+    assert [(name, lines) for name, lines in functions if lines > MAX_LINES] == []
