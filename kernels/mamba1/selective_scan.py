@@ -72,8 +72,7 @@ def selective_scan(
     """
     given = {**locals()}
     num_tokens, _ = shape_of(x, "x", 2)
-    (num_seqs,) = shape_of(state_indices, "state_indices", 1)
-    expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
+    expect_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out, by_head=False)
     expect_prompts(
         num_tokens, ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices,

@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from blockstride.checks import shape_of
+from blockstride.checks import INT32, expect_tensor, shape_of
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
 from blockstride.kernels.common.recurrence import expect_new_tokens, expect_recurrence
 from blockstride.kernels.common.sequences import expect_step
@@ -57,7 +57,8 @@ def selective_state_update(
     """
     given = {**locals()}
     num_seqs, *num_new, _ = shape_of(x, "x", 2, 3)
-    expect_recurrence(x, dt, A, B, C, ssm_state, state_indices, num_seqs, D, z, dt_bias, out)
+    expect_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out, by_head=False)
+    expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_new_tokens(num_new)
     expect_step(state_indices, ssm_state)
     return implementation(selective_state_update, runs_on_triton(x))(**given)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from blockstride.checks import expect, expect_tensor, shape_of
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
-from blockstride.kernels.common.recurrence import expect_head_recurrence
+from blockstride.kernels.common.recurrence import expect_recurrence
 from blockstride.kernels.common.sequences import expect_prompts
 
 CHUNK_SIZES = (16, 32, 64, 128, 256)
@@ -82,7 +82,7 @@ def ssd_scan(
     given = {**locals()}
     num_tokens, _, head_dim = shape_of(x, "x", 3)
     device = x.device
-    expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
+    expect_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out, by_head=True)
     expect_tensor(B, "B", tuple(B.shape), (x.dtype,), device)
     expect_tensor(C, "C", tuple(C.shape), (x.dtype,), device)
     expect(1 <= head_dim <= MAX_HEAD_DIM, "x", f"heads of 1 to {MAX_HEAD_DIM}", head_dim)

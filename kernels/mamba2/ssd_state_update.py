@@ -5,7 +5,7 @@ from torch import Tensor
 
 from blockstride.checks import INT32, expect_tensor, shape_of
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
-from blockstride.kernels.common.recurrence import expect_head_recurrence, expect_new_tokens
+from blockstride.kernels.common.recurrence import expect_new_tokens, expect_recurrence
 from blockstride.kernels.common.sequences import expect_step
 
 
@@ -60,7 +60,7 @@ def ssd_state_update(
     """
     given = {**locals()}
     num_seqs, *num_new, _, _ = shape_of(x, "x", 3, 4)
-    expect_head_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out)
+    expect_recurrence(x, dt, A, B, C, ssm_state, D, z, dt_bias, out, by_head=True)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, x.device)
     expect_new_tokens(num_new)
     expect_step(state_indices, ssm_state)

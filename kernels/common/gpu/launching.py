@@ -49,6 +49,11 @@ def dense(*vectors: Tensor | None) -> tuple[Any, ...]:
     return tuple(None if vector is None else vector.contiguous() for vector in vectors)
 
 
+def strides_of(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Strides of an optional tensor; zeros, which nothing reads, if there is none."""
+    return (0,) * axes if tensor is None else tensor.stride()
+
+
 def assertions(**num_blocks: int) -> dict[str, Any]:
     """Options of a launch: under full checks its ids are held to pools of so many blocks."""
     is_full = checks_are_full()

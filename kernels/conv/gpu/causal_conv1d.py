@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import widened
@@ -120,17 +119,17 @@ def causal_conv1d_kernel(
 
 
 def causal_conv1d(
-    x: Float[Tensor, "num_tokens dim"],
-    weight: Float[Tensor, "dim width"],
-    bias: Float[Tensor, " dim"] | None,
-    conv_state: Float[Tensor, "num_blocks dim taps"],
-    state_indices: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
-    has_initial_state: Bool[Tensor, " num_seqs"],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor,
+    has_initial_state: Tensor,
     *,
     activation: Literal["silu"] | None = "silu",
-    out: Float[Tensor, "num_tokens dim"] | None = None,
-) -> Float[Tensor, "num_tokens dim"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.causal_conv1d`, which validates."""
     num_tokens, num_seqs = x.shape[0], state_indices.shape[0]
     dim, width = weight.shape

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import widened
@@ -78,15 +77,15 @@ def causal_conv1d_update_kernel(
 
 
 def causal_conv1d_update(
-    x: Float[Tensor, "num_seqs num_new dim"],
-    weight: Float[Tensor, "dim width"],
-    bias: Float[Tensor, " dim"] | None,
-    conv_state: Float[Tensor, "num_blocks dim taps"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    state_indices: Tensor,
     *,
     activation: Literal["silu"] | None = "silu",
-    out: Float[Tensor, "num_seqs num_new dim"] | None = None,
-) -> Float[Tensor, "num_seqs num_new dim"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.causal_conv1d_update`, which validates."""
     num_seqs, num_new, dim = x.shape
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out

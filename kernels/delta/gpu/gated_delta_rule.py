@@ -13,7 +13,6 @@ those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 3
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.launching import (
@@ -171,22 +170,22 @@ def gated_delta_rule_kernel(
 
 
 def gated_delta_rule(
-    q: Float[Tensor, "num_tokens num_heads head_k_dim"],
-    k: Float[Tensor, "num_tokens num_heads head_k_dim"],
-    v: Float[Tensor, "num_tokens num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_tokens num_value_heads"],
-    beta: Float[Tensor, "num_tokens num_value_heads"],
-    ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
-    state_indices: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
-    has_initial_state: Bool[Tensor, " num_seqs"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor,
+    has_initial_state: Tensor,
     *,
     scale: float,
     qk_l2norm: bool = False,
-    checkpoint_tokens: Int32[Tensor, " num_checkpoints"] | None = None,
-    checkpoint_indices: Int32[Tensor, " num_checkpoints"] | None = None,
-    out: Float[Tensor, "num_tokens num_value_heads head_v_dim"] | None = None,
-) -> Float[Tensor, "num_tokens num_value_heads head_v_dim"]:
+    checkpoint_tokens: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.gated_delta_rule`, which validates and describes the arguments."""
     num_tokens, num_heads, key_dim = k.shape
     (_, num_value_heads, value_dim), (num_seqs,) = v.shape, state_indices.shape

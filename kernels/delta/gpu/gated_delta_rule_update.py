@@ -7,7 +7,6 @@ Networks", 3.1.
 
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import LOG2_E
@@ -95,18 +94,18 @@ def gated_delta_rule_update_kernel(
 
 
 def gated_delta_rule_update(
-    q: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    k: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    v: Float[Tensor, "num_seqs num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_seqs num_value_heads"],
-    beta: Float[Tensor, "num_seqs num_value_heads"],
-    ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
     *,
     scale: float,
     qk_l2norm: bool = False,
-    out: Float[Tensor, "num_seqs num_value_heads head_v_dim"] | None = None,
-) -> Float[Tensor, "num_seqs num_value_heads head_v_dim"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.gated_delta_rule_update`, which validates."""
     (num_seqs, num_heads, key_dim), (_, num_value_heads, value_dim) = k.shape, v.shape
     if out is None:

@@ -15,7 +15,6 @@ three passes are those of "Mamba-2", 6.
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import silu
@@ -25,6 +24,7 @@ from blockstride.kernels.common.gpu.launching import (
     dense,
     index_dtype,
     next_power_of_2,
+    strides_of,
 )
 from blockstride.kernels.common.gpu.sequence_chunks import (
     count_below,
@@ -146,7 +146,8 @@ def selective_scan_kernel(
     mask_d, mask_n = offs_d < dim, offs_n < D_STATE
     mask = mask_d[:, None] & mask_n[None, :]
     out_ptr += offs_d.to(tl.int64) * stride_out_channel
-    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS, num_seqs)
+    # it is held over all tokens, in one register
+    block = load_block(state_indices_ptr, sequence, NUM_BLOCKS, num_seqs).to(tl.int32)
     if block <= 0:
         for first in tl.range(begin, end, UNROLL):
             zeros = tl.zeros([UNROLL, BLOCK_D], tl.float32)
@@ -169,7 +170,7 @@ def selective_scan_kernel(
         state = tl.load(carry_ptr + row[:, None] * D_STATE + offs_n[None, :], mask=mask, other=0.0)
     else:
         is_initial = tl.load(has_initial_state_ptr + sequence)
-        page_ptr = ssm_state_ptr + block * stride_state_block
+        page_ptr = ssm_state_ptr + block.to(tl.int64) * stride_state_block
         state = tl.load(page_ptr + inner, mask=mask & is_initial, other=0.0).to(tl.float32)
 
     # runs of tokens between checkpoints, after each of which the state goes to a page
@@ -214,25 +215,25 @@ def choose_chunk(num_tokens: int, num_seqs: int, dim: int, processors: int) -> i
 
 
 def selective_scan(
-    x: Float[Tensor, "num_tokens dim"],
-    dt: Float[Tensor, "num_tokens dim"],
-    A: Float[Tensor, "dim d_state"],
-    B: Float[Tensor, "num_tokens d_state"],
-    C: Float[Tensor, "num_tokens d_state"],
-    ssm_state: Float[Tensor, "num_blocks dim d_state"],
-    state_indices: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
-    has_initial_state: Bool[Tensor, " num_seqs"],
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor,
+    has_initial_state: Tensor,
     *,
-    D: Float[Tensor, " dim"] | None = None,
-    z: Float[Tensor, "num_tokens dim"] | None = None,
-    dt_bias: Float[Tensor, " dim"] | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     dt_softplus: bool = True,
-    checkpoint_tokens: Int32[Tensor, " num_checkpoints"] | None = None,
-    checkpoint_indices: Int32[Tensor, " num_checkpoints"] | None = None,
-    out: Float[Tensor, "num_tokens dim"] | None = None,
+    checkpoint_tokens: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
     chunk_size: int | None = None,
-) -> Float[Tensor, "num_tokens dim"]:
+) -> Tensor:
     """See `blockstride.kernels.selective_scan`, which validates and describes the arguments.
 
     `chunk_size` is the number of tokens that one program walks, a power of two of at least 8; 0
@@ -284,7 +285,7 @@ def selective_scan(
         D, z, dt_bias, checkpoint_tokens, checkpoint_indices, carry, out,
         num_seqs, num_tokens, 0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], dim,
         *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(), *ssm_state.stride(),
-        *(z.stride() if z is not None else (0, 0)), *out.stride(),
+        *strides_of(z, 2), *out.stride(),
         DT_SOFTPLUS=dt_softplus, **pool, **meta,
     )  # fmt: skip
     return out

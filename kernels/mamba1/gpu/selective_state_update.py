@@ -10,11 +10,10 @@ by the sequences), and per token x, dt, z and the output. Source: Gu and Dao, "M
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, silu, softplus, widened
-from blockstride.kernels.common.gpu.launching import assertions, index_dtype, next_power_of_2
+from blockstride.kernels.common.gpu.launching import assertions, dense, index_dtype, next_power_of_2
 from blockstride.kernels.common.gpu.rows import store_zeros
 from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.common.gpu.state_parts import load_parts, store_parts
@@ -105,20 +104,20 @@ def selective_state_update_kernel(
 
 
 def selective_state_update(
-    x: Float[Tensor, "num_seqs *num_new dim"],
-    dt: Float[Tensor, "num_seqs *num_new dim"],
-    A: Float[Tensor, "dim d_state"],
-    B: Float[Tensor, "num_seqs *num_new d_state"],
-    C: Float[Tensor, "num_seqs *num_new d_state"],
-    ssm_state: Float[Tensor, "num_blocks dim d_state"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
     *,
-    D: Float[Tensor, " dim"] | None = None,
-    z: Float[Tensor, "num_seqs *num_new dim"] | None = None,
-    dt_bias: Float[Tensor, " dim"] | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     dt_softplus: bool = True,
-    out: Float[Tensor, "num_seqs *num_new dim"] | None = None,
-) -> Float[Tensor, "num_seqs *num_new dim"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.selective_state_update`, which validates."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     num_seqs, dim = x.shape[0], x.shape[-1]
@@ -128,38 +127,16 @@ def selective_state_update(
     states = next_power_of_2(d_state)
     block_n = min(states, max(states // 4, PART_BYTES // ssm_state.element_size()))
     block_m = min(next_power_of_2(dim), max(1, TILE_STATES // states))
+    state_indices, D, dt_bias = dense(state_indices, D, dt_bias)
     selective_state_update_kernel[(num_seqs, -(-dim // block_m))](
-        x,
-        dt,
-        A,
-        B,
-        C,
-        ssm_state,
-        state_indices.contiguous(),
-        None if D is None else D.contiguous(),
-        z,
-        None if dt_bias is None else dt_bias.contiguous(),
-        result,
-        *by_token(x),
-        *by_token(dt),
-        *A.stride(),
-        *by_token(B),
-        *by_token(C),
-        *ssm_state.stride(),
-        *(by_token(z) if z is not None else (0, 0, 0)),
-        *by_token(result),
-        DIM=dim,
-        D_STATE=d_state,
-        NUM_NEW=x.shape[1] if x.dim() == 3 else 1,
-        DT_SOFTPLUS=dt_softplus,
-        INDEX=index_dtype(2, ssm_state, A),
-        BLOCK_M=block_m,
-        PARTS=states // block_n,
-        BLOCK_N=block_n,
-        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
-        num_warps=1,
-        enable_fp_fusion=True,
-    )
+        x, dt, A, B, C, ssm_state, state_indices, D, z, dt_bias, result,
+        *by_token(x), *by_token(dt), *A.stride(), *by_token(B), *by_token(C), *ssm_state.stride(),
+        *(by_token(z) if z is not None else (0, 0, 0)), *by_token(result),
+        DIM=dim, D_STATE=d_state, NUM_NEW=x.shape[1] if x.dim() == 3 else 1,
+        DT_SOFTPLUS=dt_softplus, INDEX=index_dtype(2, ssm_state, A),
+        BLOCK_M=block_m, PARTS=states // block_n, BLOCK_N=block_n,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]), num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip
     return result
 
 

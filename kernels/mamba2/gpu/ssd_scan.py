@@ -13,7 +13,6 @@ every chunk's state. Source: Dao and Gu, "Transformers are SSMs", 6.
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import silu
@@ -24,6 +23,7 @@ from blockstride.kernels.common.gpu.launching import (
     dot_precision,
     index_dtype,
     next_power_of_2,
+    strides_of,
 )
 from blockstride.kernels.common.gpu.rows import load_rows
 from blockstride.kernels.common.gpu.sequence_chunks import find_chunk, num_slots
@@ -141,25 +141,25 @@ def ssd_output_kernel(
 
 
 def ssd_scan(
-    x: Float[Tensor, "num_tokens num_heads head_dim"],
-    dt: Float[Tensor, "num_tokens num_heads"],
-    A: Float[Tensor, " num_heads"],
-    B: Float[Tensor, "num_tokens num_groups d_state"],
-    C: Float[Tensor, "num_tokens num_groups d_state"],
-    ssm_state: Float[Tensor, "num_blocks num_heads head_dim d_state"],
-    state_indices: Int32[Tensor, " num_seqs"],
-    query_start_loc: Int32[Tensor, " num_seqs_plus_1"],
-    has_initial_state: Bool[Tensor, " num_seqs"],
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor,
+    has_initial_state: Tensor,
     *,
-    D: Float[Tensor, " num_heads"] | None = None,
-    z: Float[Tensor, "num_tokens num_heads head_dim"] | None = None,
-    dt_bias: Float[Tensor, " num_heads"] | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     dt_softplus: bool = True,
     chunk_size: int = 256,
-    checkpoint_tokens: Int32[Tensor, " num_checkpoints"] | None = None,
-    checkpoint_indices: Int32[Tensor, " num_checkpoints"] | None = None,
-    out: Float[Tensor, "num_tokens num_heads head_dim"] | None = None,
-) -> Float[Tensor, "num_tokens num_heads head_dim"]:
+    checkpoint_tokens: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.ssd_scan`, which validates and describes the arguments."""
     (num_tokens, num_heads, head_dim), (num_seqs,) = x.shape, state_indices.shape
     num_groups, d_state = B.shape[1:]
@@ -220,7 +220,7 @@ def ssd_scan(
     ssd_output_kernel[(num_heads * slots * (chunk_size // rows),)](
         x, B, C, D, z, state_indices, query_start_loc, step, high, low, carry, out,
         num_seqs, num_tokens, *x.stride(), *B.stride(), *C.stride(),
-        *(z.stride() if z is not None else (0, 0, 0)), *out.stride(),
+        *strides_of(z, 3), *out.stride(),
         BLOCK_M=rows, BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=min(block_n, 64),
         num_stages=2, **products,
     )  # fmt: skip

@@ -11,15 +11,16 @@ Dao and Gu, "Transformers are SSMs", 6 and 7.
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, silu, softplus, widened
 from blockstride.kernels.common.gpu.launching import (
     ENOUGH_PROGRAMS,
     assertions,
+    dense,
     index_dtype,
     next_power_of_2,
+    strides_of,
 )
 from blockstride.kernels.common.gpu.rows import store_zeros
 from blockstride.kernels.common.gpu.state_blocks import load_block
@@ -140,20 +141,20 @@ def ssd_state_update_kernel(
 
 
 def ssd_state_update(
-    x: Float[Tensor, "num_seqs *num_new num_heads head_dim"],
-    dt: Float[Tensor, "num_seqs *num_new num_heads"],
-    A: Float[Tensor, " num_heads"],
-    B: Float[Tensor, "num_seqs *num_new num_groups d_state"],
-    C: Float[Tensor, "num_seqs *num_new num_groups d_state"],
-    ssm_state: Float[Tensor, "num_blocks num_heads head_dim d_state"],
-    state_indices: Int32[Tensor, " num_seqs"],
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    ssm_state: Tensor,
+    state_indices: Tensor,
     *,
-    D: Float[Tensor, " num_heads"] | None = None,
-    z: Float[Tensor, "num_seqs *num_new num_heads head_dim"] | None = None,
-    dt_bias: Float[Tensor, " num_heads"] | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     dt_softplus: bool = True,
-    out: Float[Tensor, "num_seqs *num_new num_heads head_dim"] | None = None,
-) -> Float[Tensor, "num_seqs *num_new num_heads head_dim"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.ssd_state_update`, which validates."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if result.numel() == 0:
@@ -172,37 +173,14 @@ def ssd_state_update(
     while tiles > 1 and num_seqs * num_heads * -(-head_dim // (tiles * block_m)) < ENOUGH_PROGRAMS:
         tiles //= 2
     grid = (num_seqs, num_heads, -(-head_dim // (tiles * block_m)))
+    A, state_indices, D, dt_bias = dense(A, state_indices, D, dt_bias)
     ssd_state_update_kernel[grid](
-        x,
-        dt,
-        A.contiguous(),
-        B,
-        C,
-        ssm_state,
-        state_indices.contiguous(),
-        None if D is None else D.contiguous(),
-        z,
-        None if dt_bias is None else dt_bias.contiguous(),
-        rows,
-        *x.stride(),
-        *dt.stride(),
-        *B.stride(),
-        *C.stride(),
-        *ssm_state.stride(),
-        *(z.stride() if z is not None else (0, 0, 0, 0)),
-        *rows.stride(),
-        HEADS_PER_GROUP=num_heads // B.shape[2],
-        HEAD_DIM=head_dim,
-        D_STATE=d_state,
-        NUM_NEW=num_new,
-        DT_SOFTPLUS=dt_softplus,
-        INDEX=index_dtype(2, ssm_state),
-        TILES=tiles,
-        BLOCK_M=block_m,
-        PARTS=states // block_n,
-        BLOCK_N=block_n,
-        **assertions(NUM_BLOCKS=ssm_state.shape[0]),
-        num_warps=1,
-        enable_fp_fusion=True,
-    )
+        x, dt, A, B, C, ssm_state, state_indices, D, z, dt_bias, rows,
+        *x.stride(), *dt.stride(), *B.stride(), *C.stride(), *ssm_state.stride(),
+        *strides_of(z, 4), *rows.stride(),
+        HEADS_PER_GROUP=num_heads // B.shape[2], HEAD_DIM=head_dim, D_STATE=d_state,
+        NUM_NEW=num_new, DT_SOFTPLUS=dt_softplus, INDEX=index_dtype(2, ssm_state),
+        TILES=tiles, BLOCK_M=block_m, PARTS=states // block_n, BLOCK_N=block_n,
+        **assertions(NUM_BLOCKS=ssm_state.shape[0]), num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip
     return result

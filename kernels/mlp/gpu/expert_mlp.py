@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import silu
@@ -160,12 +159,12 @@ def down_kernel(
 
 
 def expert_mlp(
-    x: Float[Tensor, "num_tokens hidden"],
-    gate_up: Float[Tensor, "num_experts twice_inner hidden"],
-    down: Float[Tensor, "num_experts hidden inner"],
-    expert_ids: Int[Tensor, "num_tokens top_k"],
-    expert_weights: Float[Tensor, "num_tokens top_k"],
-) -> Float[Tensor, "num_tokens hidden"]:
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+) -> Tensor:
     """See `blockstride.kernels.expert_mlp`, which validates and describes the arguments."""
     num_experts, hidden, inner_size = down.shape
     num_tokens, top_k = expert_ids.shape

@@ -6,7 +6,6 @@ Transformer", 2.
 
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import silu, widened
@@ -50,10 +49,10 @@ def silu_and_mul_kernel(
 
 
 def silu_and_mul(
-    gate_up: Float[Tensor, "*batch twice_inner"],
+    gate_up: Tensor,
     *,
-    out: Float[Tensor, "*batch inner"] | None = None,
-) -> Float[Tensor, "*batch inner"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """See `blockstride.kernels.silu_and_mul`, which validates."""
     *batch, twice_inner = gate_up.shape
     inner = twice_inner // 2

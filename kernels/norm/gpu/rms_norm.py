@@ -9,7 +9,6 @@ Source: Zhang and Sennrich, "Root Mean Square Layer Normalization"; Mamba-2's ga
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import silu, widened
@@ -76,15 +75,15 @@ def rms_norm_kernel(
 
 
 def rms_norm(
-    x: Float[Tensor, "*batch dim"],
-    weight: Float[Tensor, " dim"],
+    x: Tensor,
+    weight: Tensor,
     eps: float,
     *,
-    residual: Float[Tensor, "*batch dim"] | None = None,
-    gate: Float[Tensor, "*batch dim"] | None = None,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
     group_size: int | None = None,
-    out: Float[Tensor, "*batch dim"] | None = None,
-) -> Float[Tensor, "*batch dim"] | tuple[Float[Tensor, "*batch dim"], Float[Tensor, "*batch dim"]]:
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """See `blockstride.kernels.rms_norm`, which validates."""
     dim = x.shape[-1]
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
