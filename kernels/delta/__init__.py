@@ -1,4 +1,7 @@
-"""The gated delta rule."""
+"""The gated delta rule.
+
+Read `reference.py` first, then `gated_delta_rule.py`, which has prompts and decode steps.
+"""
 
 from blockstride.kernels.delta.gated_delta_rule import gated_delta_rule, gated_delta_rule_update
 

@@ -1,4 +1,7 @@
-"""Products with packed weights, gated activations and experts."""
+"""Products with packed weights, gated activations and experts.
+
+Read `reference.py` first, then `linear.py`, `silu_and_mul.py` and `expert_mlp.py`.
+"""
 
 from blockstride.kernels.mlp.expert_mlp import PackedExperts, expert_mlp, pack_experts
 from blockstride.kernels.mlp.linear import linear, pack_weight

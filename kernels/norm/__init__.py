@@ -1,4 +1,7 @@
-"""Normalisation of rows."""
+"""Normalisation of rows.
+
+Read `reference.py` first, then `rms_norm.py`.
+"""
 
 from blockstride.kernels.norm.rms_norm import rms_norm
 
