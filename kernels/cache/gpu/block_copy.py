@@ -138,12 +138,11 @@ def block_copy_kernel(
         # a row is written where another thread has yet to read
         tl.debug_barrier()
     destination_ptr += destination_block * stride_destination_block
-    inner = places(
+    rows_ptr = destination_ptr + places(
         head, token, offs_c,
         stride_destination_head, stride_destination_token, stride_destination_content, INDEX,
     )  # fmt: skip
-    x = saturating_cast(x, destination_ptr.dtype.element_ty)
-    tl.store(destination_ptr + inner, x, mask=mask)
+    tl.store(rows_ptr, saturating_cast(x, destination_ptr.dtype.element_ty), mask=mask)
 
 
 def block_copy(
