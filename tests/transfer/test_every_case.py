@@ -19,4 +19,4 @@ def test_moved_bytes_equal_a_direct_re_shard_in_a_spread_sample_of_all_cases():
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert "40 random hand-overs right" in ran.stdout
     counted = re.findall(r"(\d+) in all", ran.stdout)
-    assert int(counted[-1]) >= 1_200
+    assert int(counted[-1]) >= 400

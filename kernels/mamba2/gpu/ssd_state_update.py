@@ -51,18 +51,6 @@ def load_inputs(
 
 
 @triton.jit
-def advance(state, decay, added, B, C, PARTS: tl.constexpr):
-    """A tile's states after one more token, and the sum that its output is of them."""
-    products = tl.zeros(state[0].shape, tl.float32)
-    advanced = ()
-    for part in tl.static_range(PARTS):
-        new = state[part] * decay + added[:, None] * B[part]  # [BLOCK_M, BLOCK_N]
-        products += new * C[part]
-        advanced += (new,)
-    return advanced, tl.sum(products, axis=1)
-
-
-@triton.jit
 def ssd_state_update_kernel(
     x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, ssm_state_ptr, state_indices_ptr,
     D_ptr, z_ptr, dt_bias_ptr, out_ptr,
@@ -81,8 +69,7 @@ def ssd_state_update_kernel(
     BLOCK_M: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """`TILES` tiles of rows of one head of one sequence."""
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first_row = tl.program_id(2) * (TILES * BLOCK_M)
     out_ptr += sequence * stride_out_seq + head * stride_out_head
     block = load_block(state_indices_ptr, tl.program_id(0), NUM_BLOCKS)
@@ -129,7 +116,12 @@ def ssd_state_update_kernel(
                 )  # fmt: skip
             x_rows = x_ptr + token * stride_x_token + rows * stride_x_row
             x = widened(tl.load(x_rows, mask=mask_m, other=0.0))
-            state, y = advance(state, decay, step * x, B, C, PARTS)
+            added = (step * x)[:, None]
+            products, advanced = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), ()
+            for part in tl.static_range(PARTS):
+                advanced += (state[part] * decay + added * B[part],)  # [BLOCK_M, BLOCK_N]
+                products += advanced[part] * C[part]
+            state, y = advanced, tl.sum(products, axis=1)
             if D_ptr is not None:
                 y += D * x
             if z_ptr is not None:
