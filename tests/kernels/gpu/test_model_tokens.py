@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from blockstride import kernels
 from blockstride.models import Engine, EngineConfig, SamplingParams
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.loading import load_model
@@ -44,7 +45,7 @@ def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> l
 )
 def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, device, monkeypatch):
     # every public function that chooses between Triton and the CPU asks this
-    modules = {name: sys.modules[f"blockstride.kernels.{name}"] for name in KERNELS}
+    modules = {name: sys.modules[getattr(kernels, name).__module__] for name in KERNELS}
     launched = set()
     for name, module in modules.items():
         # interpreted, the engine's tensors are on the CPU
