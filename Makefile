@@ -30,7 +30,7 @@ test: lint types  ## lint, types, tests, kernels in Triton's interpreter, each b
 	$(BIN)/pytest $(SPREAD) --numprocesses 3
 	TRITON_INTERPRET=1 $(BIN)/pytest $(SPREAD) --numprocesses 2 tests/kernels/gpu
 	$(BIN)/pytest bench --benchmark-disable
-	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake --numprocesses 2 $(NOTEBOOKS))
 
 check: $(READY)  ## lint, types and the fast half of the tests, at once: before each commit
 	$(MAKE) --jobs 2 --output-sync lint types quick
