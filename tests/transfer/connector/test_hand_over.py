@@ -6,7 +6,7 @@ import sys
 
 from tests.transfer.connector.processes import ROOT
 
-CASES = 12
+CASES = 8
 
 
 def test_every_byte_arrives_in_as_many_descriptors_as_planned():
