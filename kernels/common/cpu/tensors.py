@@ -35,6 +35,14 @@ def float_vector(vector: Tensor | None) -> tuple[Tensor | None, int]:
     return vector, vector.data_ptr()
 
 
+def dense_vector(vector: Tensor | None) -> tuple[Tensor | None, int]:
+    """A vector of ids, places or flags that a program can take, and its address: 0 for none."""
+    if vector is None:
+        return None, 0
+    vector = vector.contiguous()
+    return vector, vector.data_ptr()
+
+
 def address_of(tensor: Tensor | None) -> int:
     """Where a tensor begins; 0 stands for none."""
     return 0 if tensor is None else tensor.data_ptr()

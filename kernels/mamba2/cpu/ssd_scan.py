@@ -52,6 +52,7 @@ from blockstride.kernels.common.cpu.state_tile import (
 )
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
+    dense_vector,
     float_rows,
     float_vector,
     result_like,
@@ -256,17 +257,11 @@ def ssd_scan(
     if z is not None:
         z = float_rows(z)
         gate, stride_z = z.data_ptr(), z.stride()[:2]
-    starts = initial = 0
-    if query_start_loc is not None and has_initial_state is not None:
-        query_start_loc = query_start_loc.contiguous()
-        has_initial_state = has_initial_state.contiguous()
-        starts, initial = query_start_loc.data_ptr(), has_initial_state.data_ptr()
-    tokens = blocks = num_checkpoints = 0
-    if checkpoint_tokens is not None and checkpoint_indices is not None:
-        checkpoint_tokens = checkpoint_tokens.contiguous()
-        checkpoint_indices = checkpoint_indices.contiguous()
-        tokens, blocks = checkpoint_tokens.data_ptr(), checkpoint_indices.data_ptr()
-        (num_checkpoints,) = checkpoint_tokens.shape
+    query_start_loc, starts = dense_vector(query_start_loc)
+    has_initial_state, initial = dense_vector(has_initial_state)
+    checkpoint_tokens, tokens = dense_vector(checkpoint_tokens)
+    checkpoint_indices, blocks = dense_vector(checkpoint_indices)
+    num_checkpoints = 0 if checkpoint_tokens is None else len(checkpoint_tokens)
     state_indices = state_indices.contiguous()
     _, num_heads, head_dim = x.shape
     _, num_groups, d_state = B.shape
