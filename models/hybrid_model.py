@@ -1,10 +1,10 @@
-"""A hybrid model over paged caches: a stack of layers, each a mixer and feed-forward parts."""
+"""A hybrid model over paged caches: a stack of branches of mixers and feed-forward parts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,8 @@ from blockstride.models.batch import StepBatch
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.families import model_family
-from blockstride.models.modules import FeedForward, LayerWeights, Mixer
+from blockstride.models.families.family import named
+from blockstride.models.modules import Branch, LayerWeights
 from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
@@ -25,50 +26,10 @@ logger = logging.getLogger(__name__)
 HEAD = "lm_head.weight"
 
 
-@dataclass
-class Layer:
-    """Norm, mixer, norm, feed-forward; what either gives is added to the residual stream.
-
-    Attributes:
-        input_norm: Gain of the norm before the mixer.
-        mixer: How tokens see earlier ones.
-        feed_forward_norm: Gain of the norm before the feed-forward parts.
-        feed_forward: Parts whose results are added up.
-        eps: Added to the mean square in both norms.
-        multiplier: Of what is added to the residual stream.
-        parallel: The rank.
-    """
-
-    input_norm: Tensor
-    mixer: Mixer
-    feed_forward_norm: Tensor
-    feed_forward: Sequence[FeedForward]
-    eps: float
-    multiplier: float
-    parallel: TensorParallel
-
-    def forward(self, hidden: Tensor, residual: Tensor, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """The layer's last addend and the residual stream before it, which the next norm joins."""
-        hidden, residual = kernels.rms_norm(hidden, self.input_norm, self.eps, residual=residual)
-        hidden = self._addend(self.mixer.forward(hidden, batch))
-        hidden, residual = kernels.rms_norm(
-            hidden, self.feed_forward_norm, self.eps, residual=residual
-        )
-        first, *others = self.feed_forward
-        total = first.forward(hidden)
-        for part in others:
-            total += part.forward(hidden)
-        return self._addend(total), residual
-
-    def _addend(self, partial: Tensor) -> Tensor:
-        total = self.parallel.all_reduce(partial)
-        return total if self.multiplier == 1 else total.mul_(self.multiplier)
-
-
 class HybridModel:
     """A model whose mixers read and write paged caches in place.
 
-    Its family says how its config is read, what its layers are made of, and how its norms are
+    Its family says how its config is read, what its layers are made of, and how its tensors are
     called.
 
     Args:
@@ -80,6 +41,8 @@ class HybridModel:
 
     Attributes:
         config: The family, which has read the config.
+        mixers: All that have a cache, by the names that pools know them by.
+        branches: What adds to the residual stream, in order.
 
     Raises:
         ValueError: Another architecture, weights that are missing, damaged or misshapen, or sizes
@@ -100,20 +63,22 @@ class HybridModel:
         self.config = config = model_family(checkpoint.config)
         self.eos_token_ids = checkpoint.end_tokens()
         mixers = config.mixers(types or CacheTypes(kv=dtype, conv=dtype))
-        weights = LayerWeights(checkpoint, "model.", dtype, self.device, self.parallel)
+        self.mixers = named(mixers)
+        weights = LayerWeights(checkpoint, config.prefix, dtype, self.device, self.parallel)
         self.embedding = self._embedding(weights)
-        self.layers = [
-            self._layer(i, mixer, replace(weights, prefix=f"model.layers.{i}."))
-            for i, [mixer] in enumerate(layer.values() for layer in mixers)
+        self.branches = [
+            branch
+            for i, of_layer in enumerate(mixers)
+            for branch in config.branches(i, of_layer, weights.under(f"layers.{i}"))
         ]
-        self.final_gain = weights.tensor(f"{config.final_norm}.weight", config.hidden_size)
+        self.final_gain = config.gain(weights, config.final_norm)
         self.head = kernels.pack_weight(self._head(weights))
         self._warn_of_unread(checkpoint.expect_all_known())
         checkpoint.close()
 
     def _embedding(self, weights: LayerWeights) -> Tensor:
         """The embedding; a file whose head is the same may have that alone."""
-        config, name = self.config, "embed_tokens.weight"
+        config, name = self.config, f"{self.config.embedding}.weight"
         is_there = f"{weights.prefix}{name}" in weights.checkpoint
         if config.tie_word_embeddings and not is_there and HEAD in weights.checkpoint:
             weights, name = replace(weights, prefix=""), HEAD
@@ -141,23 +106,9 @@ class HybridModel:
                 "%d tensors are no part of %s, such as %s", len(unread), kind, min(unread)
             )
 
-    def _layer(self, index: int, mixer: Mixer, weights: LayerWeights) -> Layer:
-        config, hidden = self.config, self.config.hidden_size
-        input_norm = weights.tensor(f"{config.input_norm}.weight", hidden)
-        mixer.load(weights)
-        return Layer(
-            input_norm,
-            mixer,
-            weights.tensor(f"{config.feed_forward_norm}.weight", hidden),
-            config.feed_forward(index, weights),
-            config.rms_norm_eps,
-            config.residual_multiplier,
-            self.parallel,
-        )
-
     def cache_specs(self) -> dict[str, CacheSpec]:
         """Layer name -> what it caches, on all ranks together."""
-        return {f"layers.{i}": layer.mixer.cache_spec() for i, layer in enumerate(self.layers)}
+        return {name: mixer.cache_spec() for name, mixer in self.mixers.items()}
 
     def bind(self, pools: Iterable[KVCachePool]) -> None:
         """Gives every layer its storage, and the index of its group among those of all pools.
@@ -168,8 +119,7 @@ class HybridModel:
         groups = [(pool, placement.group) for pool in pools for placement in pool.layout.groups]
         for index, (pool, group) in enumerate(groups):
             for name in group.layer_names:
-                mixer = self.layers[int(name.removeprefix("layers."))].mixer
-                mixer.bind(pool, name, index)
+                self.mixers[name].bind(pool, name, index)
 
     def forward(self, batch: StepBatch) -> Float[Tensor, "num_rows vocab_size"]:
         """Logits after the tokens that `batch.logits_rows` names; caches take in all new tokens."""
@@ -177,8 +127,8 @@ class HybridModel:
         if self.config.embedding_multiplier != 1:
             hidden *= self.config.embedding_multiplier
         residual = torch.zeros_like(hidden)
-        for layer in self.layers:
-            hidden, residual = layer.forward(hidden, residual, batch)
+        for branch in self.branches:
+            hidden, residual = self._run(branch, hidden, residual, batch)
         hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
         hidden, _ = kernels.rms_norm(
             hidden, self.final_gain, self.config.rms_norm_eps, residual=residual
@@ -186,4 +136,32 @@ class HybridModel:
         logits = kernels.linear(hidden, self.head)
         if self.config.logits_scaling != 1:
             logits /= self.config.logits_scaling
+        if (bound := self.config.logits_soft_cap) is not None:
+            logits.div_(bound).tanh_().mul_(bound)
         return self.parallel.join_columns(logits, self.config.vocab_size)
+
+    def _run(
+        self, branch: Branch, hidden: Tensor, residual: Tensor, batch: StepBatch
+    ) -> tuple[Tensor, Tensor]:
+        """What a branch adds, and the residual stream that it is to be added to.
+
+        Args:
+            branch: Which one.
+            hidden: What the one before it adds `[num_tokens, hidden_size]`.
+            residual: The residual stream without that; it is changed in place.
+            batch: The step.
+        """
+        eps, multiplier = self.config.rms_norm_eps, self.config.residual_multiplier
+        if branch.norm is None:
+            residual += hidden
+            hidden = residual
+        else:
+            hidden, residual = kernels.rms_norm(hidden, branch.norm, eps, residual=residual)
+        first, *others = branch.parts
+        total = first.forward(hidden, batch)
+        for part in others:
+            total += part.forward(hidden, batch)
+        total = self.parallel.all_reduce(total)
+        if branch.post_norm is not None:
+            total = kernels.rms_norm(total, branch.post_norm, eps, out=total)
+        return (total if multiplier == 1 else total.mul_(multiplier)), residual

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from blockstride.checks import expect
 from blockstride.layouts import CacheSpec
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.keys import Key, anything, constant, count, number, switch
-from blockstride.models.modules import FeedForward, LayerWeights, Mixer
+from blockstride.models.modules import Branch, FeedForward, LayerWeights, Mixer
 
 
 class Family(ABC):
@@ -112,15 +114,20 @@ class Family(ABC):
 
     def cache_specs(self, types: CacheTypes) -> dict[str, CacheSpec]:
         """What each layer caches, on all ranks together; see `families.cache_specs`."""
-        return {
-            f"layers.{layer}" if len(mixers) == 1 else f"layers.{layer}.{kind}": mixer.cache_spec()
-            for layer, mixers in enumerate(self.mixers(types))
-            for kind, mixer in mixers.items()
-        }
+        return {name: mixer.cache_spec() for name, mixer in named(self.mixers(types)).items()}
+
+
+def named(mixers: Sequence[Mapping[str, Mixer]]) -> dict[str, Mixer]:
+    """The mixers of all layers, by the names that pools know them by."""
+    return {
+        f"layers.{layer}" if len(kinds) == 1 else f"layers.{layer}.{kind}": mixer
+        for layer, kinds in enumerate(mixers)
+        for kind, mixer in kinds.items()
+    }
 
 
 class ModelFamily(Family):
-    """A family whose models run, as a `HybridModel`: each layer has one mixer.
+    """A family whose models run, as a `HybridModel`: a layer is a list of branches.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -132,7 +139,12 @@ class ModelFamily(Family):
         embedding_multiplier: Of embeddings.
         residual_multiplier: Of what a layer adds to the residual stream.
         logits_scaling: Divides logits.
-        input_norm: What tensors call the norm before the mixer,
+        logits_soft_cap: Logits are kept below it by a hyperbolic tangent; None for no such bound.
+        norm_offset: Added to every gain of a norm, where files have them less that.
+        prefix: What the names of all tensors but the head begin with.
+        modules: Kind of mixer -> what its tensors' names go on with after the layer's.
+        embedding: What tensors call the embedding,
+        input_norm: the norm before the mixers,
         feed_forward_norm: the one before the feed-forward parts,
         final_norm: and the one before the head.
     """
@@ -146,6 +158,17 @@ class ModelFamily(Family):
     embedding_multiplier = constant(1.0)
     residual_multiplier = constant(1.0)
     logits_scaling = constant(1.0)
+    logits_soft_cap: Key[float | None] = constant(None)
+    norm_offset: ClassVar[float] = 0.0
+    prefix = "model."
+    modules: ClassVar[Mapping[str, str]] = {
+        "attention": "self_attn",
+        "window": "self_attn",
+        "mamba1": "mamba",
+        "mamba2": "mamba",
+        "delta": "linear_attn",
+    }
+    embedding = "embed_tokens"
     input_norm = "input_layernorm"
     feed_forward_norm = "post_attention_layernorm"
     final_norm = "norm"
@@ -155,6 +178,55 @@ class ModelFamily(Family):
         self.numbers()
         self.expect(self.hidden_act in ("silu", None), "hidden_act", "'silu'")
 
-    @abstractmethod
     def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
-        """The feed-forward parts of a layer, whose results are added up."""
+        """The feed-forward parts of a layer, whose results are added up; none at all here."""
+        return ()
+
+    def branches(
+        self, layer: int, mixers: Mapping[str, Mixer], weights: LayerWeights
+    ) -> Sequence[Branch]:
+        """What a layer does to the residual stream, one after the other.
+
+        Here the mixers side by side, then the feed-forward parts side by side, each behind a norm;
+        what a layer doesn't have is left out.
+
+        Args:
+            layer: Which one.
+            mixers: Its mixers by their kind, which this loads.
+            weights: The layer's tensors.
+
+        Raises:
+            ValueError: A tensor is missing, damaged or misshapen, or the ranks can't share it.
+        """
+        for kind, mixer in mixers.items():
+            mixer.load(weights.under(self.modules[kind]))
+        halves = [
+            (self.input_norm, [*mixers.values()]),
+            (self.feed_forward_norm, self.feed_forward(layer, weights)),
+        ]
+        return [self.branch(parts, weights, norm) for norm, parts in halves if parts]
+
+    def branch(
+        self,
+        parts: Sequence[Mixer | FeedForward],
+        weights: LayerWeights,
+        norm: str | None,
+        post_norm: str | None = None,
+    ) -> Branch:
+        """Parts side by side, between the norms that tensors call so.
+
+        Raises:
+            ValueError: The gain of a norm is missing, damaged or misshapen.
+        """
+        before = None if norm is None else self.gain(weights, norm)
+        after = None if post_norm is None else self.gain(weights, post_norm)
+        return Branch(parts, before, after)
+
+    def gain(self, weights: LayerWeights, name: str) -> Tensor:
+        """The gain of a norm over the residual stream.
+
+        Raises:
+            ValueError: It is missing, damaged or misshapen.
+        """
+        gain = weights.tensor(f"{name}.weight", self.hidden_size)
+        return gain + self.norm_offset if self.norm_offset else gain

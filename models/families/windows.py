@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockstride.layouts import sliding_window_attention
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.keys import anything, optional
 from blockstride.models.families.roles import HasAttention
-from blockstride.models.modules import Mixer, PlannedMixer
+from blockstride.models.modules import Mixer
 
 
 class HasWindow(HasAttention):
@@ -43,5 +42,4 @@ class HasWindow(HasAttention):
         """Attention over the last `sliding_window` tokens."""
         size, expected = self.sliding_window, "a positive integer in config.json"
         self.expect(size is not None, "sliding_window", expected)
-        heads = (self.kv_heads, self.head_size)
-        return PlannedMixer(sliding_window_attention(*heads, types.kv, window=size or 0))
+        return self.attention_mixer(types, window=size)

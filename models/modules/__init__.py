@@ -1,8 +1,10 @@
 """What hybrid models are made of: token mixers with caches, and feed-forward parts."""
 
 from blockstride.models.modules.attention import AttentionMixer
+from blockstride.models.modules.branch import Branch
 from blockstride.models.modules.experts import ExpertMLP
 from blockstride.models.modules.gated_mlp import GatedMLP
+from blockstride.models.modules.head_norm import HeadNorm
 from blockstride.models.modules.mamba1 import Mamba1Mixer
 from blockstride.models.modules.mamba2 import Mamba2Mixer
 from blockstride.models.modules.module import FeedForward, Mixer
@@ -12,9 +14,11 @@ from blockstride.models.modules.weights import LayerWeights
 
 __all__ = [
     "AttentionMixer",
+    "Branch",
     "ExpertMLP",
     "FeedForward",
     "GatedMLP",
+    "HeadNorm",
     "LayerWeights",
     "Mamba1Mixer",
     "Mamba2Mixer",

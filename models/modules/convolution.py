@@ -33,11 +33,11 @@ class Convolution:
         has_bias: bool,
     ) -> None:
         # taps outermost, so that a GPU loads those of neighbouring channels in wide words
-        taps = weights.tensor("mamba.conv1d.weight", channels, 1, d_conv).squeeze(1)
+        taps = weights.tensor("conv1d.weight", channels, 1, d_conv).squeeze(1)
         self.taps = torch.cat([taps[slice(*part)] for part in parts]).T.contiguous().T
         self.bias = None
         if has_bias:
-            bias = weights.tensor("mamba.conv1d.bias", channels)
+            bias = weights.tensor("conv1d.bias", channels)
             self.bias = torch.cat([bias[slice(*part)] for part in parts])
 
     def forward(self, x: Tensor, state: Tensor, indices: Tensor, batch: StepBatch) -> Tensor:

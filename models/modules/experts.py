@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from blockstride import kernels
+from blockstride.models.batch import StepBatch
 from blockstride.models.modules.module import FeedForward
 
 
@@ -34,7 +35,7 @@ class ExpertMLP(FeedForward):
         self.router, self.top_k, self.is_renormalised = router, top_k, is_renormalised
         self.gate_up, self.down = kernels.pack_experts(gate_up), kernels.pack_experts(down)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """The weighted sum of each token's experts."""
         scores = kernels.linear(hidden, self.router).float()
         if self.is_renormalised:

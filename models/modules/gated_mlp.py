@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
+from blockstride.models.batch import StepBatch
 from blockstride.models.modules.module import FeedForward
 
 # tokens whose inner activations stay in a CPU's cache, and in malloc's heap, between products
@@ -23,7 +24,7 @@ class GatedMLP(FeedForward):
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         self.gate_up, self.down = kernels.pack_weight(gate_up), kernels.pack_weight(down)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """The MLP of each token."""
         if hidden.is_cpu and len(hidden) > CPU_TOKENS:
             return torch.cat([self._mlp(tokens) for tokens in hidden.split(CPU_TOKENS)])

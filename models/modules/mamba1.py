@@ -55,26 +55,26 @@ class Mamba1Mixer(Mixer):
         mine = tp.share("mamba_expand * hidden_size", d_inner)
         rows, columns = Part(0, mine), Part(1, mine)
         x_and_z = [mine, Interval(d_inner + mine.start, d_inner + mine.stop)]
-        self.in_proj = weights.rows("mamba.in_proj.weight", x_and_z, 2 * d_inner, hidden_size)
-        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, d_inner, columns)
+        self.in_proj = weights.rows("in_proj.weight", x_and_z, 2 * d_inner, hidden_size)
+        self.out_proj = weights.matrix("out_proj.weight", hidden_size, d_inner, columns)
         self.in_bias = self.out_bias = None
         if self.has_proj_bias:
-            bias = weights.tensor("mamba.in_proj.bias", 2 * d_inner)
+            bias = weights.tensor("in_proj.bias", 2 * d_inner)
             self.in_bias = torch.cat([bias[slice(*part)] for part in x_and_z])
-            self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
+            self.out_bias = weights.addend("out_proj.bias", hidden_size)
         self.conv = Convolution(weights, [mine], d_inner, self.d_conv, self.has_conv_bias)
-        self.x_proj = weights.matrix("mamba.x_proj.weight", dt_rank + 2 * d_state, d_inner, columns)
-        self.dt_proj = weights.matrix("mamba.dt_proj.weight", d_inner, dt_rank, rows)
+        self.x_proj = weights.matrix("x_proj.weight", dt_rank + 2 * d_state, d_inner, columns)
+        self.dt_proj = weights.matrix("dt_proj.weight", d_inner, dt_rank, rows)
         self.norms = [
-            weights.tensor("mamba.dt_layernorm.weight", dt_rank),
-            weights.tensor("mamba.b_layernorm.weight", d_state),
-            weights.tensor("mamba.c_layernorm.weight", d_state),
+            weights.tensor("dt_layernorm.weight", dt_rank),
+            weights.tensor("b_layernorm.weight", d_state),
+            weights.tensor("c_layernorm.weight", d_state),
         ]
         # the recurrence is float32 whatever the weights are
         wide = {"dtype": torch.float32, "part": rows}
-        self.dt_bias = weights.tensor("mamba.dt_proj.bias", d_inner, **wide)
-        self.A = -torch.exp(weights.tensor("mamba.A_log", d_inner, d_state, **wide))
-        self.D = weights.tensor("mamba.D", d_inner, **wide)
+        self.dt_bias = weights.tensor("dt_proj.bias", d_inner, **wide)
+        self.A = -torch.exp(weights.tensor("A_log", d_inner, d_state, **wide))
+        self.D = weights.tensor("D", d_inner, **wide)
         self.channels = mine.size
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:

@@ -73,19 +73,19 @@ class Mamba2Mixer(Mixer):
         # z, then what is convolved, then dt
         parts = [x, *(_after(inner, part) for part in conv), _after(inner + total, heads)]
         rows = inner + total + num_heads
-        self.in_proj = weights.rows("mamba.in_proj.weight", parts, rows, hidden_size)
-        self.out_proj = weights.matrix("mamba.out_proj.weight", hidden_size, inner, Part(1, x))
+        self.in_proj = weights.rows("in_proj.weight", parts, rows, hidden_size)
+        self.out_proj = weights.matrix("out_proj.weight", hidden_size, inner, Part(1, x))
         self.in_bias = self.out_bias = None
         if self.has_proj_bias:
-            bias = weights.tensor("mamba.in_proj.bias", rows)
+            bias = weights.tensor("in_proj.bias", rows)
             self.in_bias = torch.cat([bias[slice(*part)] for part in parts])
-            self.out_bias = weights.addend("mamba.out_proj.bias", hidden_size)
+            self.out_bias = weights.addend("out_proj.bias", hidden_size)
         self.conv = Convolution(weights, conv, total, self.d_conv, self.has_conv_bias)
         wide = {"dtype": torch.float32, "part": Part(0, heads)}
-        self.dt_bias = weights.tensor("mamba.dt_bias", num_heads, **wide)
-        self.A = -torch.exp(weights.tensor("mamba.A_log", num_heads, **wide))
-        self.D = weights.tensor("mamba.D", num_heads, **wide)
-        self.norm = weights.tensor("mamba.norm.weight", inner, part=Part(0, x))
+        self.dt_bias = weights.tensor("dt_bias", num_heads, **wide)
+        self.A = -torch.exp(weights.tensor("A_log", num_heads, **wide))
+        self.D = weights.tensor("D", num_heads, **wide)
+        self.norm = weights.tensor("norm.weight", inner, part=Part(0, x))
         self.group_size, self.first_group = inner // n_groups, group.start // d_state
         self.heads = heads.size
         self.sizes = [x.size, x.size + 2 * group.size, heads.size]

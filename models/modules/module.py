@@ -57,7 +57,7 @@ class Mixer(ABC):
 
     @abstractmethod
     def load(self, weights: LayerWeights) -> None:
-        """Reads the rank's part of the layer's tensors.
+        """Reads the rank's part of the mixer's tensors, whose names follow the given prefix.
 
         Raises:
             ValueError: One is missing, damaged or misshapen, or the ranks can't share it.
@@ -78,6 +78,6 @@ class FeedForward(ABC):
 
     @abstractmethod
     def forward(
-        self, hidden: Float[Tensor, "num_tokens hidden_size"]
+        self, hidden: Float[Tensor, "num_tokens hidden_size"], batch: StepBatch
     ) -> Float[Tensor, "num_tokens hidden_size"]:
-        """What becomes of each token."""
+        """What becomes of each token; nothing here asks what step it belongs to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ class LayerWeights:
     dtype: torch.dtype
     device: torch.device
     parallel: TensorParallel
+
+    def under(self, name: str) -> LayerWeights:
+        """Those whose names go on with `name` and a full stop."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
 
     def tensor(
         self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part | None = None

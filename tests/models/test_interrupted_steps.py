@@ -40,10 +40,10 @@ def test_tokens_do_not_depend_on_steps_that_failed(reference, monkeypatch):
     engine = make_engine(reference.path, prefill_chunk=16)
     undisturbed, _ = run(engine)
     # all states have taken in the tokens of the step
-    layer = engine.model.layers[-1]
+    part = engine.model.branches[-1].parts[-1]
     for place, name, error in [
-        (layer, "forward", MemoryError()),
-        (layer, "forward", KeyboardInterrupt()),
+        (part, "forward", MemoryError()),
+        (part, "forward", KeyboardInterrupt()),
         # any other would be a row's own trouble
         (module, "sample", KeyboardInterrupt()),
     ]:
