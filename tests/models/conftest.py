@@ -115,6 +115,13 @@ def seeded(
     return Reference(path, model)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A law that asks for a case holds for all of its family."""
+    if "case" in metafunc.fixturenames and metafunc.cls is not None:
+        cases = [{}, *metafunc.cls.cases]
+        metafunc.parametrize("case", cases, ids=[",".join(case) or "base" for case in cases])
+
+
 @pytest.fixture(autouse=True)
 def shapes_are_checked(request: pytest.FixtureRequest):
     """Only where a test says so: looking at every call of a whole generation triples its time."""

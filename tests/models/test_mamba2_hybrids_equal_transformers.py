@@ -1,60 +1,41 @@
 """transformers' Granite and Bamba are the oracle: equal logits and tokens from one checkpoint."""
 
 import json
+from typing import ClassVar
 
 import pytest
 
-from tests.models.generations import all_logits, assert_close, generate, tokens
+from tests.models.family_laws import FamilyLaws
+from tests.models.generations import all_logits, assert_close, tokens
 
 DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
-CASES = [
-    ("granite", {}),
-    ("granite", {**DENSE, "position_embedding_type": None}),
-    ("granite", {**DENSE, "layer_types": ["attention"] * 4}),
-    ("granite", {**DENSE, "layer_types": None, "mamba_proj_bias": True}),
-    ("granite", {"layer_types": ["full_attention", "linear_attention"] * 2, "head_dim": 24}),
-    ("granite", {"time_step_limit": (0.5, 0.8)}),
-    ("granite", {"mamba_n_groups": 1, "tie_word_embeddings": True, "attention_bias": True}),
-    ("granite", {"mamba_n_groups": 8, "mamba_proj_bias": True, "mamba_conv_bias": False}),
-    ("granite", {"num_experts_per_tok": 1, "mamba_expand": 4, "mamba_d_conv": 2}),
-    ("granite", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
-    ("bamba", {}),
-    ("bamba", {"attn_layer_indices": [0, 3], "mamba_n_groups": 1, "num_key_value_heads": 4}),
-    ("bamba", {"attn_layer_indices": [2], "tie_word_embeddings": True, "mamba_d_state": 5}),
-    ("bamba", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}),
-    ("bamba", {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.45}}),
-    ("bamba", {"attn_layer_indices": None, "time_step_limit": (0.0, 0.6)}),
-    ("bamba", {"head_dim": 24, "attention_bias": True}),
-]
-IDS = [f"{family}-{','.join(config) or 'base'}" for family, config in CASES]
 
 
-@pytest.fixture(scope="module", params=["granite", "bamba"])
-def reference(request, make_reference):
-    return make_reference(family=request.param)
+class TestGranite(FamilyLaws):
+    family = "granite"
+    cases: ClassVar = [
+        {**DENSE, "position_embedding_type": None},
+        {**DENSE, "layer_types": ["attention"] * 4},
+        {**DENSE, "layer_types": None, "mamba_proj_bias": True},
+        {"layer_types": ["full_attention", "linear_attention"] * 2, "head_dim": 24},
+        {"time_step_limit": (0.5, 0.8)},
+        {"mamba_n_groups": 1, "tie_word_embeddings": True, "attention_bias": True},
+        {"mamba_n_groups": 8, "mamba_proj_bias": True, "mamba_conv_bias": False},
+        {"num_experts_per_tok": 1, "mamba_expand": 4, "mamba_d_conv": 2},
+        {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ]
 
 
-@pytest.fixture(scope="module")
-def prompts():
-    return [tokens(259, n, seed=n) for n in (300, 1, 17, 64)]
-
-
-@pytest.fixture(scope="module")
-def answers(reference, prompts):
-    return [reference.greedy(prompt, 60) for prompt in prompts]
-
-
-@pytest.mark.parametrize(("family", "config"), CASES, ids=IDS)
-def test_logits_are_those_of_transformers(make_reference, family, config):
-    reference = make_reference(family=family, seed=len(str(config)), **config)
-    ids = tokens(259, 70)
-    assert_close(all_logits(reference.path, ids), reference.logits(ids))
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 16])
-def test_logits_do_not_depend_on_how_a_prompt_is_cut(reference, chunk):
-    ids = tokens(259, 70)
-    assert_close(all_logits(reference.path, ids, prefill_chunk=chunk), reference.logits(ids))
+class TestBamba(FamilyLaws):
+    family = "bamba"
+    cases: ClassVar = [
+        {"attn_layer_indices": [0, 3], "mamba_n_groups": 1, "num_key_value_heads": 4},
+        {"attn_layer_indices": [2], "tie_word_embeddings": True, "mamba_d_state": 5},
+        {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.45}},
+        {"attn_layer_indices": None, "time_step_limit": (0.0, 0.6)},
+        {"head_dim": 24, "attention_bias": True},
+    ]
 
 
 @pytest.mark.parametrize("family", ["granite", "bamba"])
@@ -62,29 +43,6 @@ def test_steps_of_the_recurrence_keep_to_their_limits_token_by_token(make_refere
     reference = make_reference(family=family, seed=3, time_step_limit=(0.5, 0.8))
     ids = tokens(259, 40)
     assert_close(all_logits(reference.path, ids, prefill_chunk=1), reference.logits(ids))
-
-
-@pytest.mark.parametrize("policy", ["split", "unified"])
-@pytest.mark.parametrize("layout", ["BHLNC", "LBNHC"])
-def test_layouts_policies_and_batches_give_the_same_tokens(
-    reference, prompts, answers, layout, policy
-):
-    # few blocks, so that requests take over blocks that others left poisoned
-    blocks = (3, 60) if policy == "split" else 60
-    got, engine = generate(
-        reference.path,
-        prompts,
-        60,
-        layout=layout,
-        policy=policy,
-        conv_order="SD" if policy == "split" else "DS",
-        prefill_chunk=50,
-        num_blocks=blocks,
-        max_num_seqs=3,
-        poison=True,
-    )
-    assert got == answers
-    assert engine.scheduler.num_preemptions == 0
 
 
 def test_positions_of_a_kind_that_is_not_known_are_refused_by_name(make_reference):

@@ -1,0 +1,95 @@
+"""What holds for models of every family; transformers' model of the same files is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from blockstride.layouts import choose_block_size, plan_pools
+from blockstride.models import cache_specs
+from tests.models.conftest import Reference
+from tests.models.generations import all_logits, assert_close, generate, tokens
+
+VOCAB = 259
+COUNT = 60
+LENGTHS = (300, 1, 17, 64)
+"""Tokens of the prompts that run together."""
+
+
+class FamilyLaws:
+    """The laws; a family derives a class of tests from it.
+
+    Attributes:
+        family: Its name in `conftest.FAMILIES`, whose config is the first case.
+        cases: What else its files may say, as changes of that config.
+    """
+
+    family: ClassVar[str]
+    cases: ClassVar[list[dict[str, Any]]] = []
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, make_reference) -> Reference:
+        """A small model of the family."""
+        return make_reference(family=cls.family)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prompts(cls) -> list[list[int]]:
+        """Several, of all kinds of lengths."""
+        return [tokens(VOCAB, count, seed=count) for count in LENGTHS]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def answers(cls, reference, prompts) -> list[list[int]]:
+        """What transformers answers to each."""
+        return [reference.greedy(prompt, COUNT) for prompt in prompts]
+
+    def test_logits_are_those_of_transformers(self, make_reference, case):
+        reference = make_reference(family=self.family, seed=len(str(case)), **case)
+        ids = tokens(VOCAB, 70)
+        assert_close(all_logits(reference.path, ids), reference.logits(ids))
+
+    @pytest.mark.parametrize("chunk", [1, 7, 16])
+    def test_logits_do_not_depend_on_how_a_prompt_is_cut(self, reference, chunk):
+        ids = tokens(VOCAB, 70)
+        assert_close(all_logits(reference.path, ids, prefill_chunk=chunk), reference.logits(ids))
+
+    @pytest.mark.parametrize(("layout", "policy"), [("BHLNC", "unified"), ("LBNHC", "split")])
+    def test_layouts_policies_and_batches_give_the_same_tokens(
+        self, reference, prompts, answers, layout, policy
+    ):
+        # few blocks, so that requests take over blocks that others left poisoned
+        got, engine = generate(
+            reference.path,
+            prompts,
+            COUNT,
+            layout=layout,
+            policy=policy,
+            conv_order="SD" if policy == "split" else "DS",
+            prefill_chunk=50,
+            max_num_seqs=3,
+            poison=True,
+            num_blocks=few_blocks(reference.path, policy),
+        )
+        assert got == answers
+        assert engine.scheduler.num_preemptions == 0
+
+    def test_planning_shows_what_the_engine_binds(self, reference):
+        _, engine = generate(reference.path, [[5]], 1)
+        planned = cache_specs(reference.path, kv_cache_dtype="fp32", conv_dtype="fp32")
+        assert planned == engine.model.cache_specs()
+
+
+def few_blocks(path: Path, policy: str) -> list[int]:
+    """Blocks of each pool for two requests with states, and for all with tokens."""
+    specs = cache_specs(path)
+    sizes = {"block_size": choose_block_size(specs, policy), "num_blocks": 2}
+    pools = plan_pools(specs, layout="BHLNC", policy=policy, **sizes)
+    names = [[placed.group.layer_names for placed in pool.groups] for pool in pools]
+    return [
+        60 if any(specs[of[0]].has_tokens for of in groups) else 1 + 2 * len(groups)
+        for groups in names
+    ]
