@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 # files and folders that take longest, from the longest on: they start first, so that no process is
 # left with one of them at the end, and `make check` leaves them out
 SLOW = (
-    # processes of models/distributed load the programs that the two before it compile
+    # ranks of models/distributed load the programs that the two before it compile
     *("kernels/gpu/test_model_tokens.py", "kernels/gpu/test_selective_scan.py"),
     *("kernels/gpu/test_static.py", "models/test_jamba_equals_transformers.py"),
     *("models/test_mamba2_hybrids_equal_transformers.py", "models/distributed"),

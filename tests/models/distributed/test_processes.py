@@ -69,6 +69,7 @@ def test_closing_ends_all_processes(deploy, reference):
     assert not Path(llm.engine._folder).exists()
 
 
+@pytest.mark.spawns
 def test_no_process_is_pinned_to_a_core_or_spins(deploy, reference):
     llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2))
     llm.generate("abc", greedy(4))
@@ -80,6 +81,7 @@ def test_no_process_is_pinned_to_a_core_or_spins(deploy, reference):
     assert sum(map(cpu_seconds, pids)) - before < 0.25 * IDLE_SECONDS * len(pids)
 
 
+@pytest.mark.spawns
 def test_processes_end_when_nobody_holds_their_deployment_any_more(reference):
     llm = LLM(reference.path, decode=engine(), device="cpu")
     (pid,) = llm.engine.engines[0].pids
