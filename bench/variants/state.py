@@ -128,11 +128,11 @@ def snapshot(name: str) -> Variant:
     return Variant(name, call)
 
 
-def norm(name: str, dim: int, **extras: bool) -> Variant:
+def norm(name: str, dim: int, *extras: str, norm_before_gate: bool = False) -> Variant:
     def call():
         x, weight = meta(NUM_SEQS, dim), meta(dim)
         others: dict[str, Any] = {key: meta(NUM_SEQS, dim) for key in extras}
-        rms_norm(x, weight, 1e-6, **others)
+        rms_norm(x, weight, 1e-6, norm_before_gate=norm_before_gate, **others)
 
     return Variant(name, call)
 
@@ -171,8 +171,9 @@ def variants() -> list[Variant]:
         pages("pack state from bf16", SSM, BF16, packs=True),
         snapshot("copy state"),
         norm("rms norm", 4096),
-        norm("rms norm residual", 4096, residual=True),
-        norm("rms norm gate", 8192, gate=True),
+        norm("rms norm residual", 4096, "residual"),
+        norm("rms norm gate", 8192, "gate"),
+        norm("rms norm before gate", 8192, "gate", norm_before_gate=True),
         norm("rms norm of 16", 16),
         swiglu("silu and mul", 14336),
     ]

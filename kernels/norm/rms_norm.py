@@ -1,4 +1,4 @@
-"""Root mean square normalisation, with the residual addition or the gate before it fused in."""
+"""Root mean square normalisation, with a residual addition before it or a gate fused in."""
 
 from typing import overload
 
@@ -17,6 +17,7 @@ def rms_norm(
     *,
     residual: None = None,
     gate: Tensor | None = None,
+    norm_before_gate: bool = False,
     group_size: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -30,6 +31,7 @@ def rms_norm(
     *,
     residual: Tensor,
     gate: Tensor | None = None,
+    norm_before_gate: bool = False,
     group_size: int | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -42,6 +44,7 @@ def rms_norm(
     *,
     residual: Float[Tensor, "*batch dim"] | None = None,
     gate: Float[Tensor, "*batch dim"] | None = None,
+    norm_before_gate: bool = False,
     group_size: int | None = None,
     out: Float[Tensor, "*batch dim"] | None = None,
 ) -> Float[Tensor, "*batch dim"] | tuple[Float[Tensor, "*batch dim"], Float[Tensor, "*batch dim"]]:
@@ -54,6 +57,7 @@ def rms_norm(
         residual: If given, `x` is added to it in place, and the sum is what is normalised. The
             sum is rounded to the dtype of `residual` first.
         gate: If given, what is normalised is multiplied by `silu(gate)` first, as in Mamba-2.
+        norm_before_gate: Whether the result is multiplied by it instead, after the weight.
         group_size: If given, every so many channels are normalised by themselves.
         out: Where the result goes; it may be `x` or `gate` itself.
 

@@ -236,12 +236,13 @@ def _fresh_and_missing(prompts: Arguments, state: str) -> Arguments:
     return prompts
 
 
-def rms_norm(lengths: Sequence[int]) -> Arguments:
+def rms_norm(lengths: Sequence[int], norm_before_gate: bool = False) -> Arguments:
     """With everything that may join."""
     shape = (sum(lengths), 24)
     names = ("x", "residual", "gate", "out")
     rows = {name: torch.randn(shape) for name in names}
-    return rows | {"weight": torch.randn(24), "eps": 1e-6, "group_size": 8}
+    how = {"eps": 1e-6, "group_size": 8, "norm_before_gate": norm_before_gate}
+    return rows | {"weight": torch.randn(24), **how}
 
 
 def expert_mlp(lengths: Sequence[int]) -> Arguments:
@@ -319,7 +320,10 @@ CALLS: dict[str, dict[str, Call]] = {
         "": Call(kernels.paged_attention, paged_attention),
         "quantised": Call(kernels.paged_attention, quantised_attention),
     },
-    "rms_norm": {"": Call(kernels.rms_norm, rms_norm)},
+    "rms_norm": {
+        "": Call(kernels.rms_norm, rms_norm),
+        "gate_last": Call(kernels.rms_norm, partial(rms_norm, norm_before_gate=True)),
+    },
     "selective_scan": {"": Call(kernels.selective_scan, partial(scan, MAMBA_1))},
     "selective_state_update": {
         "": Call(kernels.selective_state_update, partial(step, MAMBA_1, num_new=3)),

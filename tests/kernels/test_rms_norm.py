@@ -44,10 +44,14 @@ def test_a_residual_is_added_first_and_updated(
 @pytest.mark.parametrize("shape", [(0, 96), (5, 96), (2, 7, 96)], ids=str)
 @pytest.mark.parametrize("group_size", [None, 96, 32, 6])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_a_gate_comes_before_the_norm_of_each_group(shape, group_size, dtype, assert_accurate):
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+def test_a_gate_comes_before_or_after_the_norm_of_each_group(
+    shape, group_size, dtype, norm_before_gate, assert_accurate
+):
     x, gate = torch.randn(shape).to(dtype), torch.randn(shape).mul(3).to(dtype)
     weight = torch.randn(96)
     inputs = {"x": x, "weight": weight, "eps": 1e-5, "gate": gate, "group_size": group_size}
+    inputs["norm_before_gate"] = norm_before_gate
     out = rms_norm(**inputs)
     exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_accurate(out, exact, plain.to(dtype))
@@ -62,11 +66,13 @@ def test_a_gate_comes_after_the_residual(assert_same_bits):
     assert_same_bits(out, expected)
 
 
+@pytest.mark.parametrize("norm_before_gate", [False, True])
 @pytest.mark.parametrize("target", [0, 1], ids=["x", "gate"])
-def test_a_gated_result_may_replace_an_input(target, assert_same_bits):
+def test_a_gated_result_may_replace_an_input(target, norm_before_gate, assert_same_bits):
     inputs, weight = torch.randn(2, 4, 96), torch.randn(96)
-    expected = rms_norm(inputs[0], weight, 1e-5, gate=inputs[1], group_size=32)
-    rms_norm(inputs[0], weight, 1e-5, gate=inputs[1], group_size=32, out=inputs[target])
+    how = {"gate": inputs[1], "group_size": 32, "norm_before_gate": norm_before_gate}
+    expected = rms_norm(inputs[0], weight, 1e-5, **how)
+    rms_norm(inputs[0], weight, 1e-5, **how, out=inputs[target])
     assert_same_bits(inputs[target], expected)
 
 

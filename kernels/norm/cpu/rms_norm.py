@@ -18,6 +18,7 @@ from blockstride.kernels.common.cpu.native import (
     f32_at,
     float_bits,
     float_of,
+    inlined,
     num_tasks,
     shifted,
     stack_f32,
@@ -35,15 +36,24 @@ from blockstride.kernels.common.cpu.vector_math import ONE, silu
 TASK_FLOATS = 32768
 
 
+@inlined
+def _multiply_by_silu(lanes, scratch, gates, width):
+    load(scratch, gates, width)
+    for lane in range(LANES):
+        lanes[lane] *= silu(scratch[lane])
+
+
 @Program
 def _norm(address):
     (
         x, weight, residual, gate, out, num_rows, dim, group_size, rows_per_task, eps,
-        stride_x, stride_residual, stride_gate, stride_out,
-    ) = arguments(address, 14)  # fmt: skip
+        stride_x, stride_residual, stride_gate, stride_out, norm_before_gate,
+    ) = arguments(address, 15)  # fmt: skip
     lanes, squares, gain = stack_f32(LANES), stack_f32(LANES), stack_f32(LANES)
     other = stack_f32(LANES)
     groups = dim // group_size
+    gates_first = gate != 0 and norm_before_gate == 0
+    gates_last = gate != 0 and norm_before_gate != 0
     task = claim(address)
     while task < num_tasks(address):
         first = task * rows_per_task
@@ -64,23 +74,23 @@ def _norm(address):
                     for lane in range(LANES):
                         lanes[lane] += other[lane]
                     store(shifted(total, i), lanes, width)
-                if gate != 0:
-                    load(other, shifted(gates, i), width)
-                    for lane in range(LANES):
-                        lanes[lane] *= silu(other[lane])
+                if gates_first:
+                    _multiply_by_silu(lanes, other, shifted(gates, i), width)
                     # out may be the gate, which is not read again
                     store(shifted(target, i), lanes, width)
                 for lane in range(LANES):
                     squares[lane] += lanes[lane] * lanes[lane]
             mean = sum_lanes(squares) / np.float32(group_size)
             scale = ONE / np.float32(math.sqrt(mean + float_of(eps)))
-            summed = target if gate != 0 else total if residual != 0 else source
+            summed = target if gates_first else total if residual != 0 else source
             for i in range(0, group_size, LANES):
                 width = min(LANES, group_size - i)
                 load(lanes, shifted(summed, i), width)
                 load(gain, shifted(f32_at(weight), channel + i), width)
                 for lane in range(LANES):
                     lanes[lane] = lanes[lane] * scale * gain[lane]
+                if gates_last:
+                    _multiply_by_silu(lanes, other, shifted(gates, i), width)
                 store(shifted(target, i), lanes, width)
 
 
@@ -91,16 +101,21 @@ def rms_norm(
     *,
     residual: Tensor | None,
     gate: Tensor | None,
+    norm_before_gate: bool,
     group_size: int | None,
     out: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `blockstride.kernels.rms_norm`."""
     if residual is None:
-        return _normed(x, weight, eps, None, gate, group_size, out, x.dtype)
+        return _normed(x, weight, eps, None, gate, norm_before_gate, group_size, out, x.dtype)
     if residual.dim() == 2 and is_float_rows(residual):
-        return _normed(x, weight, eps, residual, gate, group_size, out, x.dtype), residual
+        return _normed(
+            x, weight, eps, residual, gate, norm_before_gate, group_size, out, x.dtype
+        ), residual
     residual.copy_(x.float() + residual.float())
-    return _normed(residual, weight, eps, None, gate, group_size, out, x.dtype), residual
+    return _normed(
+        residual, weight, eps, None, gate, norm_before_gate, group_size, out, x.dtype
+    ), residual
 
 
 def _normed(
@@ -109,6 +124,7 @@ def _normed(
     eps: float,
     residual: Tensor | None,
     gate: Tensor | None,
+    norm_before_gate: bool,
     group_size: int | None,
     out: Tensor | None,
     dtype: torch.dtype,
@@ -129,7 +145,7 @@ def _normed(
         rows.data_ptr(), gain.data_ptr(), address_of(residual), address_of(gates),
         result.data_ptr(), num_rows, dim, group_size or dim, rows_per_task, float_bits(eps),
         rows.stride()[0], 0 if residual is None else residual.stride()[0], stride_gate,
-        result.stride()[0],
+        result.stride()[0], int(norm_before_gate),
     )  # fmt: skip
     if x.dim() != 2:
         result = result.view(x.shape)

@@ -1,4 +1,4 @@
-"""Root mean square normalisation, with a residual addition or a gate before it.
+"""Root mean square normalisation, with a residual addition before it, a gate before or after it.
 
 One program takes a few rows, or one, and holds them in registers between the sum of their squares
 and the scaling. Where channels are normalised in groups, a program takes one group of its rows.
@@ -40,6 +40,7 @@ def rms_norm_kernel(
     stride_out_channel,
     # meta-parameters
     GROUP_SIZE: tl.constexpr,
+    NORM_BEFORE_GATE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -66,10 +67,14 @@ def rms_norm_kernel(
         x = total.to(tl.float32)
     if gate_ptr is not None:
         gate_ptrs = gate_ptr + rows * stride_gate_row + channels * stride_gate_channel
-        x *= silu(widened(tl.load(gate_ptrs, mask=mask, other=0.0)))
+        gate = silu(widened(tl.load(gate_ptrs, mask=mask, other=0.0)))
+        if not NORM_BEFORE_GATE:
+            x *= gate
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / GROUP_SIZE + eps)
     weight = widened(tl.load(weight_ptr + channels, mask=mask_d[None, :], other=0.0))
     y = x * scale[:, None] * weight
+    if gate_ptr is not None and NORM_BEFORE_GATE:
+        y *= gate
     out_ptrs = out_ptr + rows * stride_out_row + channels * stride_out_channel
     tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -81,6 +86,7 @@ def rms_norm(
     *,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    norm_before_gate: bool = False,
     group_size: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -91,7 +97,16 @@ def rms_norm(
         x_rows, out_rows = x.reshape(-1, dim), result.reshape(-1, dim)
         residual_rows = None if residual is None else residual.reshape(-1, dim)
         gate_rows = None if gate is None else gate.reshape(-1, dim)
-        _launch(x_rows, weight, residual_rows, gate_rows, out_rows, eps, group_size or dim)
+        _launch(
+            x_rows,
+            weight,
+            residual_rows,
+            gate_rows,
+            norm_before_gate,
+            out_rows,
+            eps,
+            group_size or dim,
+        )
         _deliver(out_rows, result)
         if residual is not None and residual_rows is not None:
             _deliver(residual_rows, residual)
@@ -103,6 +118,7 @@ def _launch(
     weight: Tensor,
     residual: Tensor | None,
     gate: Tensor | None,
+    norm_before_gate: bool,
     out: Tensor,
     eps: float,
     group_size: int,
@@ -123,6 +139,7 @@ def _launch(
         *(gate.stride() if gate is not None else (0, 0)),
         *out.stride(),
         GROUP_SIZE=group_size,
+        NORM_BEFORE_GATE=norm_before_gate,
         BLOCK_R=block_r,
         BLOCK_D=block_d,
         # 16 elements a lane

@@ -52,10 +52,12 @@ def test_a_residual_is_added_first_and_updated(shape, dtype, residual_dtype, ass
 
 @pytest.mark.parametrize("group_size", [None, 96, 32, 6])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_a_gate_comes_before_the_norm_of_each_group(group_size, dtype):
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+def test_a_gate_comes_before_or_after_the_norm_of_each_group(group_size, dtype, norm_before_gate):
     x, gate = (3 * torch.randn(2, 7, 96)).to(dtype)
     weight = torch.randn(96)
     inputs = {"x": x, "weight": weight, "eps": 1e-5, "gate": gate, "group_size": group_size}
+    inputs["norm_before_gate"] = norm_before_gate
     out: Any = rms_norm(**inputs)
     exact, plain = exact_and_plain(reference.rms_norm, inputs)
     assert_within_budget(out, exact, plain.to(dtype))
@@ -92,11 +94,13 @@ def test_a_row_does_not_depend_on_its_batch(assert_same_bits):
         assert_same_bits(rms_norm(x[row : row + 1], weight, 1e-6)[0], out[row])
 
 
-def test_the_result_may_replace_its_input(assert_same_bits):
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+def test_the_result_may_replace_its_input(assert_same_bits, norm_before_gate):
     x, gate = torch.randn(2, 5, 200)
     weight = torch.randn(200)
-    expected = rms_norm(x, weight, 1e-6, gate=gate)
-    assert rms_norm(x.clone(), weight, 1e-6, gate=gate, out=gate) is gate
+    how = {"gate": gate, "norm_before_gate": norm_before_gate}
+    expected = rms_norm(x, weight, 1e-6, **how)
+    assert rms_norm(x.clone(), weight, 1e-6, **how, out=gate) is gate
     assert_same_bits(gate, expected)
 
 
