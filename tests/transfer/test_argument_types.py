@@ -80,7 +80,6 @@ def test_a_setting_out_of_range_is_named(name: str, value: object):
         ("sources", (), ValueError),
         ("deadline_seconds", "soon", TypeError),
         ("deadline_seconds", float("inf"), ValueError),
-        ("push", 1, TypeError),
     ],
 )
 def test_what_cannot_be_read_is_named(name: str, value: object, error: type[Exception]):

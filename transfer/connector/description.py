@@ -1,13 +1,15 @@
-"""Descriptions: an engine as a message, and back, with everything checked that planning needs."""
+"""Descriptions: an engine and its blocks as messages, and back, with all checked for planning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Literal, NoReturn, cast
+from typing import Annotated, Literal, NoReturn, cast
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from blockstride.checks import expect
 from blockstride.dtypes import DTYPES, dtype_name
@@ -21,16 +23,6 @@ from blockstride.layouts import (
     Segment,
     Shard,
 )
-from blockstride.transfer.connector.messages import (
-    AxisDescription,
-    Blocks,
-    EngineDescription,
-    FieldDescription,
-    Region,
-    SegmentDescription,
-    ShardDescription,
-    SpecDescription,
-)
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.nixl import Memory
 from blockstride.transfer.request import BlockIds
@@ -40,9 +32,87 @@ MAX_POOL_BYTES = 1 << 48
 MAX_PERIOD = 1 << 22
 """Most tokens after which the pattern of two block sizes may repeat: plans grow with it."""
 
-
 MAX_RANKS = 1024
 """Most ranks of an engine: each is planned for."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Ranks = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message or a part of one; unknown fields are refused."""
+
+
+class AxisDescription(Strict, frozen=True):
+    """See `blockstride.layouts.Axis`."""
+
+    name: Name
+    extent: Positive
+    logical: Annotated[str, Meta(pattern="^[HNC]$")]
+
+
+class ShardDescription(Strict, frozen=True):
+    """See `blockstride.layouts.Shard`."""
+
+    axis: Name
+    extent: Positive
+    unit: Positive
+    replicate: bool
+
+
+class FieldDescription(Strict, frozen=True):
+    """See `blockstride.layouts.Field`."""
+
+    name: Name
+    axes: Annotated[list[AxisDescription], Meta(min_length=1, max_length=8)]
+    dtype: Name
+    shard: ShardDescription | None
+
+
+class SegmentDescription(Strict, frozen=True):
+    """See `blockstride.layouts.Segment`."""
+
+    name: Name
+    fields: Annotated[list[FieldDescription], Meta(min_length=1, max_length=32)]
+    join: Annotated[str, Meta(max_length=256)]
+
+
+class SpecDescription(Strict, frozen=True):
+    """See `blockstride.layouts.CacheSpec`."""
+
+    kind: Name
+    segments: Annotated[list[SegmentDescription], Meta(min_length=1, max_length=32)]
+    window: Positive | None
+
+
+class EngineDescription(Strict, frozen=True):
+    """See `blockstride.transfer.EngineTransferInfo`; `layers` are names and numbers of `specs`."""
+
+    engine_id: Name
+    specs: Annotated[list[SpecDescription], Meta(min_length=1, max_length=256)]
+    layers: Annotated[list[tuple[Name, Count]], Meta(min_length=1, max_length=4096)]
+    layout: Annotated[str, Meta(min_length=5, max_length=5)]
+    policy: Annotated[str, Meta(pattern="^(unified|split)$")]
+    block_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    num_blocks: Annotated[list[Positive], Meta(min_length=1, max_length=4096)]
+    kernel_block_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None
+    tp_size: Ranks
+    cp_size: Ranks
+    cp_interleave: Annotated[int, Meta(ge=1, le=1 << 20)]
+    stages: Annotated[list[tuple[Count, Count]], Meta(max_length=1024)]
+    model_fingerprint: Name
+
+
+class Blocks(Strict, frozen=True):
+    """Block ids of one group; see `blockstride.transfer.BlockIds`."""
+
+    ids: Annotated[list[Count], Meta(max_length=1 << 20)]
+    first: Count
+
+
+Tables = Annotated[list[Blocks], Meta(max_length=4096)]
 
 
 @dataclass(frozen=True)
@@ -169,45 +239,27 @@ def _field(described: FieldDescription) -> Field:
     return Field(described.name, axes, DTYPES[described.dtype], shard)
 
 
-def memory_of(regions: Sequence[Region]) -> Memory:
-    """The memory that a message speaks of."""
-    kind, device = next(((region.kind, region.device) for region in regions), ("DRAM", 0))
-    addresses = {region.pool: region.address for region in regions}
-    return Memory(kind, device, addresses, {region.pool: region.nbytes for region in regions})
-
-
-def regions_of(memory: Memory) -> list[Region]:
-    """Memory as a message."""
-    return [
-        Region(pool, address, memory.sizes[pool], memory.device, memory.kind)
-        for pool, address in memory.addresses.items()
-    ]
-
-
-def check_regions(info: EngineTransferInfo, rank: int, regions: Sequence[Region]) -> Memory:
-    """The memory of a rank.
+def check_memory(info: EngineTransferInfo, rank: int, memory: Memory) -> None:
+    """Checks what a peer says of the memory of a rank.
 
     Raises:
         ValueError: Other pools than the rank has, other sizes than its engine implies, addresses
-            beyond 63 bits, pools that overlap, or different kinds of memory.
+            beyond 63 bits, or pools that overlap.
     """
-    name = f"regions of {info.engine_id} rank {rank}"
-    expected = info.rank_cache(rank).pool_bytes
-    got = {region.pool: region.nbytes for region in regions}
-    alike = len(got) == len(regions) and got == dict(expected)
-    expect(alike, name, f"pools of {dict(expected)} bytes", got)
-    largest = max(got.values(), default=0)
+    name = f"memory of {info.engine_id} rank {rank}"
+    expected, sizes = dict(info.rank_cache(rank).pool_bytes), dict(memory.sizes)
+    alike = sizes == expected and memory.addresses.keys() == expected.keys()
+    expect(alike, name, f"pools of {expected} bytes", sizes)
+    largest = max(sizes.values(), default=0)
     expect(largest < MAX_POOL_BYTES, name, f"fewer than {MAX_POOL_BYTES} bytes", largest)
-    kinds = {(region.kind, region.device) for region in regions}
-    expect(len(kinds) <= 1, name, "one kind of memory on one device", kinds)
-    end = 0
-    for region in sorted(regions, key=lambda region: region.address):
-        stop = region.address + region.nbytes
-        apart = region.address >= end and stop < MAX_ADDRESS
+    expect(memory.kind != "FILE", name, "memory", "a file")
+    end = 1
+    for pool, address in sorted(memory.addresses.items(), key=lambda item: item[1]):
+        stop = address + sizes[pool]
+        apart = address >= end and stop < MAX_ADDRESS
         more = f"separate ones below {MAX_ADDRESS:#x}"
-        expect(apart, name, more, f"{region.address:#x} to {stop:#x} after {end:#x}")
+        expect(apart, name, more, f"{address:#x} to {stop:#x} after {end:#x}")
         end = stop
-    return memory_of(regions)
 
 
 def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:

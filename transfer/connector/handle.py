@@ -27,7 +27,6 @@ class ReadRequest:
         local: Blocks to fill, one entry for each group.
         sources: Engines that offer it, the first choice first.
         deadline_seconds: Time for all of it, retries included.
-        push: Whether the producer writes, instead of this rank reading.
 
     Raises:
         ValueError: A value out of range.
@@ -39,7 +38,6 @@ class ReadRequest:
     local: Sequence[BlockIds]
     sources: tuple[str, ...]
     deadline_seconds: float = 30.0
-    push: bool = False
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
@@ -47,7 +45,6 @@ class ReadRequest:
         object.__setattr__(self, "sources", names(self.sources, "sources"))
         expect(len(self.sources) > 0, "sources", "at least one engine", self.sources)
         expect_seconds(self.deadline_seconds, "deadline_seconds")
-        expect_type(self.push, "push", bool)
 
 
 def check_request_id(request_id: object) -> None:

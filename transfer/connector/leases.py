@@ -6,6 +6,7 @@ and the return of the blocks can't both happen: a reader that comes too late is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,7 +35,8 @@ class Lease:
         engine_id: The reading engine; "" until then.
         finished: Ranks that have stopped reading.
         abandoned: Whether one of them had not read all.
-        writing: Pushes under way: the blocks are in use however late it is.
+        writing: Ranks that are being written to, and what stops that: the blocks are in use however
+            late it is.
     """
 
     request_id: str
@@ -46,7 +48,7 @@ class Lease:
     engine_id: str = ""
     finished: set[ReaderRank] = field(default_factory=set)
     abandoned: bool = False
-    writing: int = 0
+    writing: dict[ReaderRank, asyncio.Event] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,20 @@ class LeaseTable:
         lease.finished.add(reader)
         if lease.num_readers is not None and len(lease.finished) >= lease.num_readers:
             self._end(lease, "abandoned" if lease.abandoned else "read")
+
+    def stop_writing(self, reader: ReaderRank, request_id: str) -> bool:
+        """Lets no further chunk be written to a reader; returns whether one still is."""
+        lease = self._leases.get(request_id)
+        stop = None if lease is None else lease.writing.get(reader)
+        if stop is not None:
+            stop.set()
+        return stop is not None
+
+    def stop_all(self) -> None:
+        """Lets no further chunk be written to anybody."""
+        for lease in self._leases.values():
+            for stop in lease.writing.values():
+                stop.set()
 
     def withdraw(self, request_id: str) -> bool:
         """Ends a lease for the engine's own reasons; returns whether there was one to end."""

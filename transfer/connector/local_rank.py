@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
 from time import monotonic
 
 import torch
-from torch import Tensor
 
 from blockstride.checks import expect
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.settings import ConnectorSettings
-from blockstride.transfer.connector.staging import StagingArea
+from blockstride.transfer.connector.staging import Area, Storages
 from blockstride.transfer.copy_plan import Indices
 from blockstride.transfer.device import device_of, use_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
-from blockstride.transfer.nixl import Memory, Operation, PreparedCopy, TransferAgent
+from blockstride.transfer.nixl import Operation, PreparedCopy, TransferAgent
 
 BUSY_SECONDS = 0.001
 """Pause between two looks at NIXL while a peer may need them."""
@@ -47,7 +46,8 @@ class LocalRank:
         settings: Settings.
 
     Attributes:
-        device: Where the pools are.
+        pools: Its pools, registered.
+        device: Where they are.
 
     Raises:
         ValueError: Other pools than the engine implies, or storages of other sizes.
@@ -57,7 +57,7 @@ class LocalRank:
         self,
         info: EngineTransferInfo,
         rank: int,
-        pools: Mapping[int, Tensor],
+        pools: Storages,
         settings: ConnectorSettings,
     ) -> None:
         device = device_of(pools)
@@ -67,8 +67,7 @@ class LocalRank:
         for pool, storage in pools.items():
             expect(storage.dtype == torch.int8, f"pool {pool}", torch.int8, storage.dtype)
         self.info, self.rank, self.settings = info, rank, settings
-        self.pools, self.device = dict(pools), device
-        self.counters = Counters()
+        self.device, self.counters = device, Counters()
         # NIXL looks at the current device when an agent is made and when memory is registered
         use_device(device)
         self.agent = TransferAgent(
@@ -76,22 +75,26 @@ class LocalRank:
             progress_thread=settings.progress_thread,
             num_threads=settings.num_threads,
         )
-        self.registration = self.agent.register(self.pools)
+        self.pools = Area(self.agent, pools)
         self._copier = ThreadPoolExecutor(1, "blockstride-copy", use_device, (self.device,))
         self._fresh_until = 0.0
 
-    @property
-    def memory(self) -> Memory:
-        """Where the pools are."""
-        return self.registration.memory
-
-    def area(self, info: EngineTransferInfo, rank: int) -> StagingArea:
-        """A new staging area, registered.
+    def staging(self, info: EngineTransferInfo, rank: int) -> Area:
+        """A new staging area in the shape of a rank of an engine, registered.
 
         Raises:
             ValueError: One that is larger than the settings allow.
         """
-        return StagingArea(self.agent, info, rank, self.settings.max_staging_bytes, self.device)
+        sizes, limit = info.rank_cache(rank).pool_bytes, self.settings.max_staging_bytes
+        total = sum(sizes.values())
+        expect(total <= limit, info.engine_id, f"at most {limit} bytes", total)
+        storages = {
+            pool: torch.zeros(nbytes, dtype=torch.int8, device=self.device)
+            for pool, nbytes in sizes.items()
+        }
+        # zeros must not come after what NIXL brings
+        wait_for_device(self.device)
+        return Area(self.agent, storages)
 
     async def keep_moving(self, is_live: Callable[[], bool]) -> None:
         """Lets NIXL make progress until it is cancelled, more often while it is busy.

@@ -1,115 +1,43 @@
-"""Messages between connectors: all that crosses the wire, with the type and bounds of every field.
+"""Messages between connectors: all that crosses the wire, sealed, with the bounds of every field.
 
 Sessions and sequence numbers make replays worthless: a session begins with random numbers of both
 sides, and each of its messages may come once.
+
+A frame is a magic word, the version, a digest under the shared key, and msgpack. Nothing is decoded
+before version and digest are right; then msgspec checks the type and the bounds of every field and
+refuses fields it doesn't know.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import hmac
+from hashlib import blake2b
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from blockstride.transfer.errors import Kind
+from blockstride.transfer.connector.description import (
+    Count,
+    EngineDescription,
+    Name,
+    Positive,
+    Strict,
+    Tables,
+)
+from blockstride.transfer.errors import Kind, ProtocolError
+from blockstride.transfer.nixl import Memory
 from blockstride.transfer.peer_plan import StrategyChoice
 
+MAGIC, VERSION = b"BSTR", 3
+DIGEST_BYTES = 16
+HEADER_BYTES = len(MAGIC) + 2 + DIGEST_BYTES
 RANDOM_BYTES = 16
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=2000)]
 Random = Annotated[bytes, Meta(min_length=RANDOM_BYTES, max_length=RANDOM_BYTES)]
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Ranks = Annotated[int, Meta(ge=1, le=1024)]
-Address = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Rate = Annotated[float, Meta(gt=0)]
 Blob = Annotated[bytes, Meta(max_length=1 << 20)]
-
-
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message or a part of one; unknown fields are refused."""
-
-
-class AxisDescription(Strict, frozen=True):
-    """See `blockstride.layouts.Axis`."""
-
-    name: Name
-    extent: Positive
-    logical: Annotated[str, Meta(pattern="^[HNC]$")]
-
-
-class ShardDescription(Strict, frozen=True):
-    """See `blockstride.layouts.Shard`."""
-
-    axis: Name
-    extent: Positive
-    unit: Positive
-    replicate: bool
-
-
-class FieldDescription(Strict, frozen=True):
-    """See `blockstride.layouts.Field`."""
-
-    name: Name
-    axes: Annotated[list[AxisDescription], Meta(min_length=1, max_length=8)]
-    dtype: Name
-    shard: ShardDescription | None
-
-
-class SegmentDescription(Strict, frozen=True):
-    """See `blockstride.layouts.Segment`."""
-
-    name: Name
-    fields: Annotated[list[FieldDescription], Meta(min_length=1, max_length=32)]
-    join: Annotated[str, Meta(max_length=256)]
-
-
-class SpecDescription(Strict, frozen=True):
-    """See `blockstride.layouts.CacheSpec`."""
-
-    kind: Name
-    segments: Annotated[list[SegmentDescription], Meta(min_length=1, max_length=32)]
-    window: Positive | None
-
-
-class EngineDescription(Strict, frozen=True):
-    """See `blockstride.transfer.EngineTransferInfo`; `layers` are names and numbers of `specs`."""
-
-    engine_id: Name
-    specs: Annotated[list[SpecDescription], Meta(min_length=1, max_length=256)]
-    layers: Annotated[list[tuple[Name, Count]], Meta(min_length=1, max_length=4096)]
-    layout: Annotated[str, Meta(min_length=5, max_length=5)]
-    policy: Annotated[str, Meta(pattern="^(unified|split)$")]
-    block_size: Annotated[int, Meta(ge=1, le=1 << 20)]
-    num_blocks: Annotated[list[Positive], Meta(min_length=1, max_length=4096)]
-    kernel_block_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None
-    tp_size: Ranks
-    cp_size: Ranks
-    cp_interleave: Annotated[int, Meta(ge=1, le=1 << 20)]
-    stages: Annotated[list[tuple[Count, Count]], Meta(max_length=1024)]
-    model_fingerprint: Name
-
-
-class Region(Strict, frozen=True):
-    """The storage of one pool.
-
-    Attributes:
-        pool: Number of the pool.
-        address: Of its first byte.
-        nbytes: Its size.
-        device: Device number; 0 for process memory.
-        kind: NIXL's name of the kind of memory.
-    """
-
-    pool: Count
-    address: Address
-    nbytes: Address
-    device: Annotated[int, Meta(ge=0, le=1023)] = 0
-    kind: Annotated[str, Meta(pattern="^(DRAM|VRAM)$")] = "DRAM"
-
-
-Regions = Annotated[list[Region], Meta(max_length=4096)]
 
 
 class PlanOptions(Strict, frozen=True):
@@ -129,15 +57,6 @@ class PlanOptions(Strict, frozen=True):
     cost: tuple[Rate, Rate, Rate]
     cast: bool
 
-
-class Blocks(Strict, frozen=True):
-    """Block ids of one group; see `blockstride.transfer.BlockIds`."""
-
-    ids: Annotated[list[Count], Meta(max_length=1 << 20)]
-    first: Count
-
-
-Tables = Annotated[list[Blocks], Meta(max_length=4096)]
 
 NOBODY = bytes(RANDOM_BYTES)
 """The session of an answer to something that can't be read."""
@@ -175,11 +94,11 @@ class PushTarget(Strict, frozen=True):
     """Memory of a reader to write to.
 
     Attributes:
-        regions: Where its pools are, or the staging area before a cast.
+        memory: Where its pools are, or the staging area before a cast.
         metadata: Of its agent, which has registered them.
     """
 
-    regions: Regions
+    memory: Memory
     metadata: Blob
 
 
@@ -234,8 +153,8 @@ class Welcome(InSession, frozen=True, tag=True):
     engine: EngineDescription
     rank: Count
     metadata: Blob
-    regions: Regions
-    areas: Annotated[list[Regions], Meta(max_length=64)]
+    memory: Memory
+    areas: Annotated[list[Memory], Meta(max_length=64)]
     lease_seconds: Rate
 
 
@@ -265,3 +184,55 @@ class Refusal(InSession, frozen=True, tag=True):
 
 ToProducer = Hello | Introduction | Claim | Renew | Finish | Stop | Goodbye
 ToReader = Challenge | Welcome | Grant | Renewed | Done | Refusal
+
+Message = TypeVar("Message")
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_PRODUCER: msgspec.msgpack.Decoder[ToProducer] = msgspec.msgpack.Decoder(ToProducer)
+_TO_READER: msgspec.msgpack.Decoder[ToReader] = msgspec.msgpack.Decoder(ToReader)
+
+
+def seal(message: ToProducer | ToReader, key: bytes) -> bytes:
+    """The frame of a message."""
+    payload = _ENCODER.encode(message)
+    head = MAGIC + VERSION.to_bytes(2, "big")
+    return head + _digest(head, payload, key) + payload
+
+
+def unseal_request(frame: bytes, key: bytes) -> ToProducer:
+    """A message to a producer.
+
+    Raises:
+        ProtocolError: Bytes that are none, of another version, damaged, or sealed with another key.
+    """
+    return _unseal(frame, key, _TO_PRODUCER)
+
+
+def unseal_answer(frame: bytes, key: bytes) -> ToReader:
+    """A message to a reader.
+
+    Raises:
+        ProtocolError: As `unseal_request`.
+    """
+    return _unseal(frame, key, _TO_READER)
+
+
+def _unseal(frame: bytes, key: bytes, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
+    head, digest, payload = frame[:6], frame[6:HEADER_BYTES], frame[HEADER_BYTES:]
+    if head[:4] != MAGIC:
+        raise ProtocolError(f"message: expected one that begins with {MAGIC!r}, got {head[:4]!r}")
+    version = int.from_bytes(head[4:], "big")
+    if version != VERSION:
+        raise ProtocolError(f"protocol version: expected {VERSION}, got {version}")
+    if not hmac.compare_digest(digest, _digest(head, payload, key)):
+        raise ProtocolError("message: expected a digest that fits its bytes and key, got another")
+    try:
+        return decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"message: expected one of a known form, got {error}") from error
+
+
+def _digest(head: bytes, payload: bytes, key: bytes) -> bytes:
+    digest = blake2b(head, digest_size=DIGEST_BYTES, key=key)
+    digest.update(payload)
+    return digest.digest()

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import zmq.asyncio
 
+from blockstride.transfer.connector.description import check_memory
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.loop import Tasks
 from blockstride.transfer.connector.pairing import Pairing, pair, plan_options
 from blockstride.transfer.connector.producer_session import ProducerSession, Route
-from blockstride.transfer.connector.staging import StagingArea, Storages
+from blockstride.transfer.connector.staging import Area
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.errors import PeerLostError, PeerRefusedError, TransferError
-from blockstride.transfer.nixl import Memory
 
 FIRST_PAUSE_SECONDS = 0.02
 
@@ -40,7 +40,7 @@ class Producer:
     def __init__(self, local: LocalRank, context: zmq.asyncio.Context, engine_id: str) -> None:
         self.addresses: tuple[str, ...] = ()
         self.sessions: dict[int, ProducerSession] = {}
-        self.cast: StagingArea | None = None
+        self.cast: Area | None = None
         self.cast_turn = asyncio.Lock()
         self._local, self._context, self._engine_id = local, context, engine_id
         self._pairing: Pairing | None = None
@@ -48,14 +48,9 @@ class Producer:
         self._tasks = Tasks()
 
     @property
-    def target(self) -> tuple[Memory, Storages]:
+    def target(self) -> Area:
         """Where what is read arrives: the pools, or the staging area before a cast."""
-        area = self.cast
-        return (
-            (self._local.memory, self._local.pools)
-            if area is None
-            else (area.memory, area.storages)
-        )
+        return self.cast or self._local.pools
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Sets where its ranks listen; sessions with addresses that changed are closed."""
@@ -172,7 +167,7 @@ class Producer:
             self.cast.release()
             self.cast = None
         if made.casts:
-            self.cast = local.area(made.plan.local, local.rank)
+            self.cast = local.staging(made.plan.local, local.rank)
         self._pairing = made
         return made
 
@@ -181,7 +176,7 @@ class Producer:
 
         Raises:
             PeerRefusedError: Staging areas that don't fit the plan, or memory that NIXL refuses.
-            ValueError: Too many bytes of staging memory.
+            ValueError: Likewise, or too many bytes of staging memory.
         """
         assert session.agent is not None, "a session that was opened has an agent"
         local, peers = self._local, session.pairing.peers(session.rank)
@@ -189,15 +184,13 @@ class Producer:
             got = len(session.areas)
             raise PeerRefusedError(f"staging areas: expected {len(peers)}, got {got}")
         for peer, area in zip(peers, session.areas, strict=True):
-            (here, _), there, staging = self.target, session.memory, None
+            there, staging = session.memory, None
             if peer.convert is not None and peer.staging is not None:
-                staging = local.area(peer.staging, session.rank)
-                here = staging.memory
+                staging = local.staging(peer.staging, session.rank)
             if peer.pack is not None and peer.staging is not None:
+                check_memory(peer.staging, local.rank, area)
                 there = area
-                wanted = dict(peer.staging.rank_cache(local.rank).pool_bytes)
-                if area.sizes != wanted:
-                    raise PeerRefusedError(f"staging area: expected {wanted}, got {area.sizes}")
+            here = (staging or self.target).memory
             try:
                 prepared = local.agent.prepare(peer.wire, "local", here, session.agent, there)
             except TransferError as error:

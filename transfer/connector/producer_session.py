@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 import zmq
 import zmq.asyncio
 
-from blockstride.transfer.connector.description import (
-    check_regions,
-    describe,
-    engine_of,
-    memory_of,
-)
+from blockstride.transfer.connector.description import check_memory, describe, engine_of
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.loop import Tasks, new_socket
 from blockstride.transfer.connector.messages import (
@@ -32,10 +27,11 @@ from blockstride.transfer.connector.messages import (
     Renew,
     Renewed,
     Welcome,
+    seal,
+    unseal_answer,
 )
 from blockstride.transfer.connector.pairing import Pairing, plan_options
-from blockstride.transfer.connector.seal import seal, unseal_answer
-from blockstride.transfer.connector.staging import StagingArea
+from blockstride.transfer.connector.staging import Area
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.errors import (
     PeerLostError,
@@ -69,7 +65,7 @@ class Route:
 
     plan: PeerPlan
     prepared: PreparedCopy
-    staging: StagingArea | None
+    staging: Area | None
     turn: asyncio.Lock
 
 
@@ -142,8 +138,8 @@ class ProducerSession:
         if got != wanted:
             raise ValueError(f"expected {wanted}, got {got}")
         self.info = engine_of(welcome.engine, self._local.info)
-        self.memory = check_regions(self.info, rank, welcome.regions)
-        self.areas = [memory_of(area) for area in welcome.areas]
+        check_memory(self.info, rank, welcome.memory)
+        self.memory, self.areas = welcome.memory, welcome.areas
         self.agent = self._local.agent.connect(welcome.metadata, agent_prefix(engine_id, rank))
 
     async def _warm_up(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from time import perf_counter
 
-from blockstride.transfer.connector.description import blocks_of, regions_of, tables_of
+from blockstride.transfer.connector.description import blocks_of, tables_of
 from blockstride.transfer.connector.handle import BlockLists, ReadHandle
 from blockstride.transfer.connector.local_rank import LocalRank
 from blockstride.transfer.connector.loop import Tasks
@@ -20,7 +20,7 @@ from blockstride.transfer.connector.messages import Claim, Done, Finish, Grant, 
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.connector.producer import Producer
 from blockstride.transfer.connector.producer_session import ProducerSession, Route
-from blockstride.transfer.connector.staging import Storages, cast_here, copy_here
+from blockstride.transfer.connector.staging import cast_here, copy_here
 from blockstride.transfer.errors import (
     AbortedError,
     DeadlineError,
@@ -156,7 +156,7 @@ class Read:
                 except BaseExceptionGroup as failures:
                     raise failures.exceptions[0] from None
                 if cast is not None:
-                    blocks, pools = self._request.local, self._local.pools
+                    blocks, pools = self._request.local, self._local.pools.storages
                     await self._copy(cast_here, pairing, blocks, cast.storages, pools)
         except BaseException:
             # producers needn't wait for their leases to run out, those that weren't asked yet too
@@ -175,7 +175,7 @@ class Read:
                 for route in session.routes:
                     if route.plan.staging is not None:
                         await self._take(route.turn, stack)
-                if request.push:
+                if self._local.settings.push:
                     await self._be_written_to(session, targets, producer)
                 else:
                     await self._read_and_confirm(session, targets, producer)
@@ -194,8 +194,7 @@ class Read:
             grant = await self._claim(session, targets, None)
             self._epochs[session.rank] = session.epochs[request_id] = grant.epoch
             found = TransferRequest(self._request.num_tokens, targets, tables_of(grant.tables))
-            _, into = producer.target
-            work = [self._along(route, session, found, into) for route in session.routes]
+            work = [self._along(route, session, found, producer) for route in session.routes]
             await session.unless_lost([asyncio.create_task(each) for each in work])
             await session.call(Done, Finish, request_id=request_id, epoch=grant.epoch)
         finally:
@@ -218,7 +217,7 @@ class Read:
         return grant
 
     async def _along(
-        self, route: Route, session: ProducerSession, request: TransferRequest, into: Storages
+        self, route: Route, session: ProducerSession, request: TransferRequest, producer: Producer
     ) -> None:
         """Moves what one route brings, and converts it where that is its way."""
         local, convert = self._local, route.plan.convert
@@ -231,7 +230,8 @@ class Read:
             session.fail(error)
             raise
         if convert is not None and spec.convert is not None and route.staging is not None:
-            await self._copy(copy_here, convert, spec.convert, into, route.staging.storages)
+            into, arrived = producer.target.storages, route.staging.storages
+            await self._copy(copy_here, convert, spec.convert, into, arrived)
 
     async def _copy(self, function: Callable[..., None], *arguments: object) -> None:
         """A copy within this process, which goes on to its end even if the request is aborted."""
@@ -267,7 +267,7 @@ class Read:
         has stopped.
         """
         request_id, settings = self._request.request_id, self._local.settings
-        if not self._request.push:
+        if not settings.push:
             await self._untouched()
         while True:
             with suppress(TransferError):
@@ -288,8 +288,7 @@ class Read:
         self._written[session.rank] = written
         self._touching.add(written)
         written.add_done_callback(self._touching.discard)
-        memory, _ = producer.target
-        target = PushTarget(regions_of(memory), self._local.agent.metadata)
+        target = PushTarget(producer.target.memory, self._local.agent.metadata)
         try:
             await self._claim(session, targets, target)
         except TransferError as error:

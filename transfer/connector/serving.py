@@ -12,13 +12,8 @@ from typing import Any, Literal
 
 import zmq.asyncio
 
-from blockstride.transfer.connector.description import (
-    blocks_of,
-    describe,
-    regions_of,
-    tables_of,
-)
-from blockstride.transfer.connector.leases import Lease, LeaseTable
+from blockstride.transfer.connector.description import blocks_of, describe
+from blockstride.transfer.connector.leases import LeaseTable
 from blockstride.transfer.connector.local_rank import BUSY_SECONDS, LocalRank
 from blockstride.transfer.connector.loop import Tasks
 from blockstride.transfer.connector.messages import (
@@ -38,17 +33,12 @@ from blockstride.transfer.connector.messages import (
     Renewed,
     Stop,
     Welcome,
+    seal,
+    unseal_request,
 )
 from blockstride.transfer.connector.reader_session import ReaderSession
-from blockstride.transfer.connector.seal import seal, unseal_request
-from blockstride.transfer.connector.writing import Work, Writer
-from blockstride.transfer.errors import (
-    Kind,
-    PeerLostError,
-    ProtocolError,
-    as_failure,
-)
-from blockstride.transfer.request import TransferRequest, check_blocks
+from blockstride.transfer.errors import Kind, PeerLostError, ProtocolError, as_failure
+from blockstride.transfer.nixl import Memory
 
 MAX_CHALLENGES = 256
 """Sessions that were asked for and not begun; the oldest go first."""
@@ -66,7 +56,7 @@ class _SessionOverError(Exception):
 
 
 class Server:
-    """Answers readers, holds leases, packs, and writes where it is asked to.
+    """Answers readers.
 
     Args:
         local: The rank.
@@ -78,7 +68,6 @@ class Server:
         self._local, self._socket, self._leases = local, socket, leases
         self._challenges: OrderedDict[bytes, None] = OrderedDict()
         self._sessions: dict[bytes, ReaderSession] = {}
-        self._writer = Writer(local, leases)
         self._tasks = Tasks()
 
     def __len__(self) -> int:
@@ -186,7 +175,8 @@ class Server:
             self._end(key)
         if len(self._sessions) >= MAX_SESSIONS:
             raise ProtocolError(f"sessions: expected at most {MAX_SESSIONS}, got one more")
-        session = self._sessions[message.session] = ReaderSession.begin(message, local)
+        session = ReaderSession.begin(message, local, self._leases)
+        self._sessions[message.session] = session
         logger.debug("%s rank %s has introduced itself", *session.reader)
         return Welcome(
             message.session,
@@ -194,8 +184,8 @@ class Server:
             describe(local.info),
             local.rank,
             local.agent.metadata,
-            regions_of(local.memory),
-            [regions_of(area.memory) if area else [] for _, area in session.routes],
+            local.pools.memory,
+            [area.memory if area else Memory() for _, area in session.routes],
             local.settings.lease_seconds,
         )
 
@@ -208,10 +198,11 @@ class Server:
         """Grants a claim once the blocks are packed, or written, as its reader wants it."""
         session.claims += 1
         try:
-            lease, work = self._work_of(session, message)
-            await self._carry_out(session, message, lease, work)
+            work = session.work_of(message)
+            await session.carry_out(work)
             reply = (message.session, message.sequence)
-            await self._send(identity, Grant(*reply, lease.epoch, blocks_of(lease.tables)))
+            tables = blocks_of(work.lease.tables)
+            await self._send(identity, Grant(*reply, work.lease.epoch, tables))
         except Exception as error:
             await self._refuse(identity, message, error)
             if isinstance(error, PeerLostError) and message.session in self._sessions:
@@ -219,54 +210,21 @@ class Server:
                 self._end(message.session)
         finally:
             session.claims -= 1
-            session.give_back(self._local.agent)
-
-    def _work_of(self, session: ReaderSession, message: Claim) -> tuple[Lease, Work]:
-        """What a claim takes, once it is found to be right.
-
-        Raises:
-            TransferError: A lease that isn't held for this reader.
-            ValueError: A claim that doesn't fit the lease, or that nothing can be planned for.
-        """
-        pairing = session.pairing
-        readers = pairing.readers[self._local.rank]
-        lease = self._leases.claim(message.request_id, session.reader, readers, monotonic())
-        if lease.num_tokens != message.num_tokens:
-            raise ValueError(f"num_tokens: expected {lease.num_tokens}, got {message.num_tokens}")
-        wanted = tables_of(message.wanted)
-        check_blocks("wanted", pairing.plan.local, message.num_tokens, wanted)
-        request = TransferRequest(lease.num_tokens, wanted, lease.tables)
-        return lease, self._writer.work(session, message.push, lease, request)
-
-    async def _carry_out(
-        self, session: ReaderSession, message: Claim, lease: Lease, work: Work
-    ) -> None:
-        """Packs or writes; a lease that this fails under is not held for its reader any more."""
-        try:
-            await self._writer.carry_out(session, lease, work)
-        except Exception as error:
-            self._abandon(session, message.request_id, lease.epoch)
-            raise as_failure(error) from error
-
-    def _abandon(self, session: ReaderSession, request_id: str, epoch: int | None) -> None:
-        readers = session.pairing.readers[self._local.rank]
-        self._leases.abandon(request_id, epoch, session.reader, readers)
+            session.give_back()
 
     async def _stop(self, identity: bytes, session: ReaderSession, message: Stop) -> None:
         """Answers once nothing is written for a request any more."""
-        while self._writer.stop(session.reader, message.request_id):
+        while self._leases.stop_writing(session.reader, message.request_id):
             await asyncio.sleep(BUSY_SECONDS)
-        self._abandon(session, message.request_id, message.epoch)
+        session.abandon(message.request_id, message.epoch)
         await self._send(identity, Done(message.session, message.sequence))
 
     def _end(self, key: bytes) -> None:
-        session = self._sessions.pop(key)
-        session.is_over = True
-        session.give_back(self._local.agent)
+        self._sessions.pop(key).end()
 
     async def close(self) -> None:
         """Ends all sessions, once nothing is written any more."""
-        self._writer.stop_all()
+        self._leases.stop_all()
         await self._tasks.wait(self._local.settings.answer_seconds)
         for key in list(self._sessions):
             self._end(key)

@@ -12,6 +12,9 @@ from blockstride.transfer.peer_plan import StrategyChoice
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
+WRITABLE = ("direct", "pack")
+"""Strategies by which a producer can write."""
+
 LEAST = {
     "port": 0,
     "max_tokens": 1,
@@ -40,6 +43,9 @@ class ConnectorSettings:
             NIXL's own metadata can crash a process when it is forged, so only loopback
             interfaces may do without.
         strategy: Strategy of reads, or `auto`.
+        push: Whether producers write what this rank asks for, instead of this rank reading it: the
+            bytes then cost this rank's thread nothing, and there is one message less to wait for.
+            What is written can't be converted on arrival, so the strategy is `direct` or `pack`.
         cost_model: What `auto` predicts with; None is the default one.
         max_tokens: Longest sequence that staging areas hold, and the one that `auto` decides for.
         max_states: Most states of a request in a group without tokens that staging areas hold.
@@ -64,6 +70,7 @@ class ConnectorSettings:
     port: int = 0
     key: bytes = field(default=b"", repr=False)
     strategy: StrategyChoice = "direct"
+    push: bool = False
     cost_model: CostModel | None = None
     max_tokens: int = 8192
     max_states: int = 1
@@ -81,7 +88,7 @@ class ConnectorSettings:
         expect_type(self.host, "host", str)
         expect_type(self.key, "key", bytes)
         expect_type(self.cost_model, "cost_model", CostModel | None)
-        for name in ("cast", "progress_thread"):
+        for name in ("push", "cast", "progress_thread"):
             expect_type(getattr(self, name), name, bool)
         for name, least in LEAST.items():
             object.__setattr__(self, name, whole(getattr(self, name), name, least))
@@ -90,6 +97,8 @@ class ConnectorSettings:
         choices = get_args(StrategyChoice)
         known = isinstance(self.strategy, str) and self.strategy in choices
         expect(known, "strategy", f"one of {', '.join(choices)}", repr(self.strategy))
+        can_push = not self.push or self.strategy in WRITABLE
+        expect(can_push, "strategy", f"{' or '.join(WRITABLE)} to push", repr(self.strategy))
         expect(self.port < 1 << 16, "port", "below 65536", self.port)
         safe = bool(self.key) or self.host in LOOPBACK
         expect(safe, "key", f"a shared secret to listen on {self.host}", "none")

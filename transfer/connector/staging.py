@@ -1,4 +1,4 @@
-"""Staging areas, and the copies between them and pools: whole runs, or casts field by field."""
+"""Areas of registered memory, and the copies between them: whole runs, or casts field by field."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockstride.checks import expect
 from blockstride.kernels import block_copy, copy_runs
 from blockstride.layouts import StridedField
 from blockstride.transfer.byte_ranges import byte_ranges
 from blockstride.transfer.connector.pairing import Pairing
 from blockstride.transfer.copy_plan import CopyPlan, Indices
-from blockstride.transfer.device import wait_for_device
-from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.nixl import Memory, TransferAgent
 from blockstride.transfer.rank_cache import GroupCache
 from blockstride.transfer.request import BlockIds
@@ -24,39 +21,17 @@ Storages = Mapping[int, Tensor]
 """Pool -> its bytes, int8."""
 
 
-class StagingArea:
-    """Registered memory in the shape of one rank of an engine.
+class Area:
+    """Registered memory in the shape of one rank of an engine: its pools, or a staging area.
 
     Args:
         agent: Who registers it.
-        info: The engine.
-        rank: Its rank.
-        limit_bytes: The most it may have.
-        device: Where it is.
-
-    Raises:
-        ValueError: More bytes than the limit.
+        storages: The memory.
     """
 
-    def __init__(
-        self,
-        agent: TransferAgent,
-        info: EngineTransferInfo,
-        rank: int,
-        limit_bytes: int,
-        device: torch.device,
-    ) -> None:
-        sizes = info.rank_cache(rank).pool_bytes
-        total = sum(sizes.values())
-        expect(total <= limit_bytes, info.engine_id, f"at most {limit_bytes} bytes", total)
-        self.storages = {
-            pool: torch.zeros(nbytes, dtype=torch.int8, device=device)
-            for pool, nbytes in sizes.items()
-        }
-        # zeros must not come after what NIXL brings
-        wait_for_device(device)
-        self._agent = agent
-        self._registration = agent.register(self.storages)
+    def __init__(self, agent: TransferAgent, storages: Storages) -> None:
+        self.storages = dict(storages)
+        self._agent, self._registration = agent, agent.register(self.storages)
 
     @property
     def memory(self) -> Memory:

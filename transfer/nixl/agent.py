@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from blockstride.checks import expect
@@ -25,9 +26,11 @@ from blockstride.transfer.nixl.posting import Nixl, Peer, Posting, PreparedCopy,
 
 WARM_BYTES = 64
 
+MemoryKind = Literal["DRAM", "VRAM", "FILE"]
 
-class Memory(NamedTuple):
-    """Where pools are, as NIXL is told.
+
+class Memory(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where pools are, as NIXL is told; peers send it to each other.
 
     Attributes:
         kind: NIXL's name of the kind of memory: `DRAM`, `VRAM` or `FILE`.
@@ -36,10 +39,10 @@ class Memory(NamedTuple):
         sizes: Pool -> its bytes.
     """
 
-    kind: str = "DRAM"
-    device: int = 0
-    addresses: Mapping[int, int] = {}
-    sizes: Mapping[int, int] = {}
+    kind: MemoryKind = "DRAM"
+    device: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    addresses: dict[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=2**63 - 1)]] = {}
+    sizes: dict[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=1, le=2**63 - 1)]] = {}
 
 
 class Registration(NamedTuple):
@@ -120,7 +123,8 @@ class TransferAgent:
         """
         expect_shareable(storages)
         addresses, sizes, owners = {}, {}, {}
-        kind, device = "DRAM", 0
+        kind: MemoryKind = "DRAM"
+        device = 0
         for pool, storage in storages.items():
             expect(storage.is_contiguous(), f"storage {pool}", "dense bytes", storage.stride())
             if storage.is_cuda:
@@ -133,7 +137,7 @@ class TransferAgent:
         return self._keep(Registration(Memory(kind, device, addresses, sizes), handle))
 
     def register_range(
-        self, kind: str, device: int, start: int, nbytes: int, backend: str
+        self, kind: MemoryKind, device: int, start: int, nbytes: int, backend: str
     ) -> Registration:
         """Makes a range of bytes known to one plugin, such as a file to POSIX.
 

@@ -176,7 +176,7 @@ class Offloader:
         # kernels may still write what is saved, and what was freed and is to be filled
         wait_for_device(self._device)
         with on_device(self._device), self._call(place) as call:
-            theirs = Memory(call.place.kind, call.place.device, place.addresses)
+            theirs = Memory(call.place.kind, call.place.device, dict(place.addresses))
             for peer, read in zip(plan.peers, specs, strict=True):
                 # a store has one rank; of those that a store reads from, one is here
                 if pools_are == "local" or peer.remote_rank == self.rank:

@@ -51,7 +51,7 @@ class Case:
 
     @property
     def settings(self) -> ConnectorSettings:
-        return settings_of(self.hand_over, self.strategy)
+        return settings_of(self.hand_over, self.strategy, self.push)
 
     @property
     def hand_over(self) -> HandOver:
@@ -67,9 +67,12 @@ def hand_over_of(seed: int) -> HandOver:
     return random_hand_over(seed)
 
 
-def settings_of(made: HandOver, strategy: StrategyChoice) -> ConnectorSettings:
+def settings_of(made: HandOver, strategy: StrategyChoice, push: bool) -> ConnectorSettings:
     return ConnectorSettings(
-        strategy=strategy, max_tokens=max(1, made.num_tokens), max_states=made.snapshots
+        strategy=strategy,
+        push=push,
+        max_tokens=max(1, made.num_tokens),
+        max_states=made.snapshots,
     )
 
 
@@ -84,7 +87,7 @@ def cases(number: int) -> list[Case]:
         if max(made.local.world_size, made.remote.world_size) > MAX_WORLD:
             continue
         rank = seed % made.local.world_size
-        options = plan_options(settings_of(made, strategy))
+        options = plan_options(settings_of(made, strategy, push))
         try:
             pairing = pair(made.local, rank, made.remote, options)
         except ValueError:  # packing of tokens that are dealt out
@@ -112,7 +115,7 @@ def carry_out(case: Case, crew: Crew) -> Counters:
     known = {rank: address for process in rest for rank, address in process.result().items()}
     world = range(case.hand_over.remote.world_size)
     addresses = [known.get(rank, UNKNOWN) for rank in world]
-    moved = reader.call(roles.move, make, case.rank, case.settings, addresses, case.push)
+    moved = reader.call(roles.move, make, case.rank, case.settings, addresses)
     if case.push:
         writers = [
             process.call(roles.counters, f"p{rank}")

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from blockstride.transfer.connector import PeerLostError, TransferError, reading, writing
+from blockstride.transfer.connector import PeerLostError, TransferError, reader_session, reading
 from blockstride.transfer.nixl import PreparedCopy, TransferAgent
 from blockstride.transfer.peer_plan import PeerPlan
 from tests.transfer.connector.worker import STATE
@@ -27,7 +27,7 @@ def planning() -> None:
 
 
 def packing() -> None:
-    _replace(writing, "copy_here", _no_copy)
+    _replace(reader_session, "copy_here", _no_copy)
 
 
 def converting() -> None:

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
@@ -17,6 +18,8 @@ from tests.transfer.connector.processes import Crew, Process
 
 NAMES = ("producer", "replica")
 SETTINGS = ConnectorSettings(lease_seconds=1.0, answer_seconds=0.5, backoff_seconds=0.2)
+WAYS = (("all", False), ("tcp", False), ("tcp", True))
+"""UCX transports, and whether producers write."""
 
 
 class Load:
@@ -26,9 +29,10 @@ class Load:
         crew: Where processes come from.
         seed: Decides what happens, but not when.
         transports: UCX transports.
+        push: Whether producers write.
     """
 
-    def __init__(self, crew: Crew, seed: int, transports: str = "all") -> None:
+    def __init__(self, crew: Crew, seed: int, transports: str = "all", push: bool = False) -> None:
         self.rng = np.random.default_rng(seed)
         self.crew, self.transports = crew, transports
         self.producers: dict[str, Process] = {}
@@ -36,7 +40,7 @@ class Load:
         self.happened: Counter[str] = Counter()
         self.number = 0
         (self.reader,) = crew.hire(1, transports)
-        self.reader.call(tenants.open_reader, SETTINGS)
+        self.reader.call(tenants.open_reader, replace(SETTINGS, push=push))
         for name in NAMES:
             self.open(name)
 
@@ -84,8 +88,7 @@ class Load:
                 self.producers[name].call(tenants.offer, self.number, count)
         sources = tuple(self.rng.permutation(NAMES)[: self.rng.integers(1, 3)].tolist())
         seconds = float(self.rng.choice([0.3, 2.0, 5.0]))
-        push = bool(self.rng.integers(4) == 0)
-        self.reader.call(tenants.begin, self.number, count, sources, seconds, push)
+        self.reader.call(tenants.begin, self.number, count, sources, seconds)
 
     def resume(self) -> None:
         for name in self.stopped:
@@ -108,18 +111,21 @@ class Load:
         return self.happened
 
 
-def run(seconds: float, seed: int, transports: str = "all", right: int = 0) -> Counter[str]:
+def run(
+    seconds: float, seed: int, transports: str = "all", push: bool = False, right: int = 0
+) -> Counter[str]:
     """Load for some time, longer where a slow machine needs it, and the reckoning.
 
     Args:
         seconds: How long at least.
         seed: Decides what happens, but not when.
         transports: UCX transports.
+        push: Whether producers write.
         right: It goes on until as many requests were read right, for two minutes at most.
     """
     crew = Crew()
     try:
-        load, start = Load(crew, seed, transports), monotonic()
+        load, start = Load(crew, seed, transports, push), monotonic()
         while monotonic() < start + (seconds if load.happened["right"] >= right else 120.0):
             load.step()
         return load.finish()
@@ -132,10 +138,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    for transports in ("all", "tcp"):
-        happened = run(args.seconds / 2, args.seed, transports)
+    for transports, push in WAYS:
+        happened = run(args.seconds / len(WAYS), args.seed, transports, push)
         found = ", ".join(f"{count} {kind}" for kind, count in sorted(happened.items()))
-        sys.stdout.write(f"{transports}: every block accounted for; {found}\n")
+        way = f"{transports}, {'written' if push else 'read'}"
+        sys.stdout.write(f"{way}: every block accounted for; {found}\n")
         sys.stdout.flush()
     return 0
 

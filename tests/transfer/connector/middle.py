@@ -8,7 +8,7 @@ from hashlib import blake2b
 import msgspec
 import zmq
 
-from blockstride.transfer.connector.seal import DIGEST_BYTES, HEADER_BYTES, MAGIC, VERSION
+from blockstride.transfer.connector.messages import DIGEST_BYTES, HEADER_BYTES, MAGIC, VERSION
 
 Tamper = Callable[[bytes], list[bytes]]
 """The frames that arrive instead of one."""

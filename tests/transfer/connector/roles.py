@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from blockstride.transfer import EngineTransferInfo
 from blockstride.transfer.connector import (
     Connector,
     ConnectorSettings,
     ReadHandle,
     ReadRequest,
     TransferError,
-    local_rank,
 )
 from blockstride.transfer.connector.local_rank import LocalRank
-from blockstride.transfer.connector.staging import StagingArea
+from blockstride.transfer.connector.staging import Area
 from tests.transfer.connector.resources import resources_of, wait_settled
 from tests.transfer.connector.worker import STATE
 from tests.transfer.support import POISON, HandOver, storages
@@ -34,16 +34,18 @@ Factory = Callable[[], HandOver]
 """Makes the same case in every process."""
 
 
-class PoisonedArea(StagingArea):
+_staging = LocalRank.staging
+
+
+def poisoned_staging(self: LocalRank, info: EngineTransferInfo, rank: int) -> Area:
     """A staging area where, as in the pools of a test, whatever isn't written can be told."""
+    area = _staging(self, info, rank)
+    for storage in area.storages.values():
+        storage.view(torch.uint8).fill_(POISON)
+    return area
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        for storage in self.storages.values():
-            storage.view(torch.uint8).fill_(POISON)
 
-
-local_rank.StagingArea = PoisonedArea
+LocalRank.staging = poisoned_staging
 
 
 def tensors(memory: Mapping[int, np.ndarray]) -> dict[int, torch.Tensor]:
@@ -109,7 +111,6 @@ def link_ahead(seconds: float = 20.0) -> None:
 
 def start(
     name: str = "r",
-    push: bool = False,
     seconds: float = 20.0,
     sources: tuple[str, ...] = (),
 ) -> None:
@@ -121,9 +122,13 @@ def start(
         made.request().local,
         sources or (made.remote.engine_id,),
         seconds,
-        push,
     )
     STATE.setdefault("handles", {})[name] = connector().start_read(request)
+
+
+def ask_to_be_written_to() -> None:
+    """Makes a reader ask for what its settings would not let it ask for."""
+    object.__setattr__(connector().settings, "push", True)
 
 
 def handle(name: str = "r") -> ReadHandle:
@@ -168,10 +173,10 @@ def compare_untouched() -> None:
         assert np.array_equal(STATE["memory"]["d"][pool], memory), f"pool {pool}"
 
 
-def move(case: Factory, rank: int, settings: ConnectorSettings, addresses, push: bool) -> Any:
+def move(case: Factory, rank: int, settings: ConnectorSettings, addresses: Sequence[str]) -> Any:
     """Reads one case and checks every byte; returns the reader's counters."""
     prepare_reader(case, rank, settings, addresses)
-    start("r", push)
+    start()
     found = outcome()
     assert not found["error"], found["error"]
     assert settled(5.0)

@@ -40,7 +40,7 @@ class Scene:
 
     def read(self, name: str = "r", seconds: float = 20.0) -> dict:
         """Reads a request and says how that ended."""
-        self.reader.call(roles.start, name, False, seconds)
+        self.reader.call(roles.start, name, seconds)
         return self.reader.call(roles.outcome, name)
 
 

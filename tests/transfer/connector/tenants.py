@@ -93,7 +93,7 @@ def add_peer(name: str, address: str) -> None:
     STATE["reader"].add_peer(name, [address])
 
 
-def begin(number: int, count: int, sources: tuple[str, ...], seconds: float, push: bool) -> bool:
+def begin(number: int, count: int, sources: tuple[str, ...], seconds: float) -> bool:
     """Begins to read a request, if there are blocks for it."""
     free = STATE["free"]
     if len(free[0]) < count or not free[1]:
@@ -101,7 +101,7 @@ def begin(number: int, count: int, sources: tuple[str, ...], seconds: float, pus
     mine = [[free[0].pop() for _ in range(count)], [free[1].pop()]]
     local = [BlockIds(ids) for ids in mine]
     tokens = count * BLOCK_SIZE
-    request = ReadRequest(str(number), tokens, local, sources, seconds, push)
+    request = ReadRequest(str(number), tokens, local, sources, seconds)
     STATE["active"][number] = (STATE["reader"].start_read(request), mine)
     return True
 

@@ -20,10 +20,12 @@ DTYPES = {
 }
 
 
-def play(crew: Crew, dtypes: str, block_size: int, *, cast: bool, strategy="direct") -> Scene:
+def play(
+    crew: Crew, dtypes: str, block_size: int, *, cast: bool, strategy="direct", push=False
+) -> Scene:
     case = partial(typed, *DTYPES[dtypes], block_size)
     here, there = crew.hire(2)
-    settings = replace(QUICK, cast=cast, max_tokens=64, strategy=strategy)
+    settings = replace(QUICK, cast=cast, max_tokens=64, strategy=strategy, push=push)
     address = here.call(roles.produce, case, [0], QUICK, "")[0]
     there.call(roles.prepare_reader, case, 0, settings, [address])
     here.call(roles.offer, "r")
@@ -47,9 +49,8 @@ def test_every_value_arrives_rounded_once(dtypes: str, strategy: str, block_size
 
 
 def test_a_pushed_request_is_cast_by_its_reader(crew: Crew):
-    scene = play(crew, "states fp32 to bf16", 8, cast=True)
-    scene.reader.call(roles.start, "r", True)
-    found = scene.reader.call(roles.outcome)
+    scene = play(crew, "states fp32 to bf16", 8, cast=True, push=True)
+    found = scene.read()
     assert found["kind"] == "", found["error"]
     scene.reader.call(roles.check_values)
 

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from blockstride.transfer.connector.description import (
-    check_regions,
+    EngineDescription,
+    check_memory,
     describe,
     engine_of,
-    regions_of,
 )
-from blockstride.transfer.connector.messages import EngineDescription, Region
 from blockstride.transfer.connector.pairing import pair, plan_options
 from blockstride.transfer.connector.settings import ConnectorSettings
+from blockstride.transfer.nixl import Memory
 from tests.transfer.connector.bulk import SPECS, bulk, staged
 from tests.transfer.support import HandOver, random_hand_over
 
@@ -51,23 +51,22 @@ def test_a_plan_with_a_described_engine_is_the_plan_with_the_engine(seed: int):
         assert ours.wire.remote.tolist() == theirs.wire.remote.tolist()
 
 
-def test_regions_must_be_those_that_the_engine_implies():
+def test_memory_must_be_that_which_the_engine_implies():
     info = bulk(8).remote
-    sizes = info.rank_cache(0).pool_bytes
-    right = [Region(pool, (pool + 1) << 30, nbytes) for pool, nbytes in sizes.items()]
-    memory = check_regions(info, 0, right)
-    assert (memory.addresses, memory.sizes) == ({0: 1 << 30, 1: 2 << 30}, sizes)
-    assert regions_of(memory) == right
+    sizes = dict(info.rank_cache(0).pool_bytes)
+    right = Memory("DRAM", 0, {pool: (pool + 1) << 30 for pool in sizes}, sizes)
+    check_memory(info, 0, right)
     for wrong, message in (
-        ([], "pools of"),
-        ([right[0], right[0]], "pools of"),
-        ([right[0], msgspec.structs.replace(right[1], nbytes=1)], "pools of"),
-        ([right[0], msgspec.structs.replace(right[1], address=1 << 30)], "separate ones"),
-        ([right[0], msgspec.structs.replace(right[1], address=2**63 - 2)], "separate ones"),
-        ([right[0], msgspec.structs.replace(right[1], device=1)], "one kind of memory"),
+        ({"addresses": {}, "sizes": {}}, "pools of"),
+        ({"addresses": {0: 1 << 30}}, "pools of"),
+        ({"sizes": {**sizes, 1: 1}}, "pools of"),
+        ({"addresses": {0: 1 << 30, 1: 1 << 30}}, "separate ones"),
+        ({"addresses": {0: 1 << 30, 1: 2**63 - 2}}, "separate ones"),
+        ({"addresses": {0: 0, 1: 2 << 30}}, "separate ones"),
+        ({"kind": "FILE"}, "expected memory, got a file"),
     ):
         with pytest.raises(ValueError, match=message):
-            check_regions(info, 0, wrong)
+            check_memory(info, 0, msgspec.structs.replace(right, **wrong))
 
 
 def test_ranks_of_whom_nobody_reads_are_told_by_one_reader_each():

@@ -12,8 +12,8 @@ from blockstride.transfer.connector import (
     ConnectorSettings,
     ReadHandle,
     ReadRequest,
+    reader_session,
     reading,
-    writing,
 )
 from tests.transfer.connector.bulk import bulk
 from tests.transfer.fake_gpu import FakeGpus, gpus, on_gpu
@@ -27,9 +27,11 @@ PRODUCER, READER = 0, 1
 
 
 @contextmanager
-def both(strategy: StrategyChoice = "direct") -> Iterator[tuple[Connector, Connector]]:
+def both(
+    strategy: StrategyChoice = "direct", push: bool = False
+) -> Iterator[tuple[Connector, Connector]]:
     """A producer and a reader on GPUs of their own."""
-    settings = ConnectorSettings(strategy=strategy, max_tokens=CASE.num_tokens)
+    settings = ConnectorSettings(strategy=strategy, push=push, max_tokens=CASE.num_tokens)
     with (
         Connector(CASE.remote, 0, settings) as producer,
         Connector(CASE.local, 0, settings) as reader,
@@ -40,13 +42,13 @@ def both(strategy: StrategyChoice = "direct") -> Iterator[tuple[Connector, Conne
         yield producer, reader
 
 
-def hand_over(gpus: FakeGpus, producer: Connector, reader: Connector, push: bool) -> ReadHandle:
+def hand_over(gpus: FakeGpus, producer: Connector, reader: Connector) -> ReadHandle:
     request = CASE.request()
     gpus.events.clear()
     gpus.launch(PRODUCER)  # computes what is offered
     producer.offer("r", CASE.num_tokens, request.remote)
     gpus.launch(READER)  # still writes blocks that were freed in the middle of its step
-    asked = ReadRequest("r", CASE.num_tokens, request.local, ("producer",), 20.0, push)
+    asked = ReadRequest("r", CASE.num_tokens, request.local, ("producer",), 20.0)
     handle = reader.start_read(asked)
     handle.wait()
     return handle
@@ -54,8 +56,8 @@ def hand_over(gpus: FakeGpus, producer: Connector, reader: Connector, push: bool
 
 @pytest.mark.parametrize(("push", "operation"), [(False, "READ"), (True, "WRITE")])
 def test_both_devices_are_waited_for_before_anything_moves(gpus, push, operation):
-    with both() as (producer, reader):
-        hand_over(gpus, producer, reader, push)
+    with both(push=push) as (producer, reader):
+        hand_over(gpus, producer, reader)
         assert gpus.events[:4] == ["launch cuda:0", "wait cuda:0", "launch cuda:1", "wait cuda:1"]
         assert {*gpus.events[4:]} == {f"post {operation}"}
 
@@ -65,10 +67,10 @@ def test_both_devices_are_waited_for_before_anything_moves(gpus, push, operation
     [("pack", False, False), ("pack", True, False), ("pages", False, True)],
 )
 def test_what_is_packed_or_converted_is_waited_for(gpus, monkeypatch, strategy, push, converts):
-    module, device = (reading, READER) if converts else (writing, PRODUCER)
+    module, device = (reading, READER) if converts else (reader_session, PRODUCER)
     monkeypatch.setattr(module, "copy_here", lambda *_: gpus.launch(device))
-    with both(strategy) as (producer, reader):
-        hand_over(gpus, producer, reader, push)
+    with both(strategy, push) as (producer, reader):
+        hand_over(gpus, producer, reader)
     events = gpus.events
     copied = [i for i, event in enumerate(events) if event == f"launch cuda:{device}"][-1]
     assert events[copied + 1] == f"wait cuda:{device}"
@@ -81,10 +83,10 @@ def test_what_is_packed_or_converted_is_waited_for(gpus, monkeypatch, strategy, 
 
 
 def test_the_threads_of_a_connector_use_the_device_of_its_pools(gpus, monkeypatch):
-    monkeypatch.setattr(writing, "copy_here", lambda *_: None)
+    monkeypatch.setattr(reader_session, "copy_here", lambda *_: None)
     with both("pack") as (producer, reader):
         assert gpus.events.count("agent on cuda:0") == gpus.events.count("agent on cuda:1") == 1
-        hand_over(gpus, producer, reader, push=False)
+        hand_over(gpus, producer, reader)
         assert gpus.threads["blockstride-producer"] == torch.device("cuda:0")
         assert gpus.threads["blockstride-reader"] == torch.device("cuda:1")
         assert gpus.threads["blockstride-copy_0"] == torch.device("cuda:0")

@@ -42,10 +42,15 @@ class Stages:
             self.reader.call(roles.until, "d", what, 0)
 
 
-def stages(crew: Crew, strategy: StrategyChoice) -> Stages:
+def stages(crew: Crew, strategy: StrategyChoice, push: bool = False) -> Stages:
     *producers, reader = crew.hire(3)
     settings = replace(
-        QUICK, strategy=strategy, max_tokens=128, chunk_bytes=CHUNK_BYTES, lease_seconds=60.0
+        QUICK,
+        strategy=strategy,
+        push=push,
+        max_tokens=128,
+        chunk_bytes=CHUNK_BYTES,
+        lease_seconds=60.0,
     )
     for rank, producer in enumerate(producers):
         producer.send(roles.produce, staged, [rank], settings, "")
@@ -81,10 +86,10 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_producers_error_is_told_as_it_is_and_ends_the_leases_of_all_ranks(name: str, crew: Crew):
     fault = FAULTS[name]
-    here = stages(crew, fault.strategy)
+    here = stages(crew, fault.strategy, fault.push)
     here.offer("r")
     here.producers[fault.rank].call(fault.cause)
-    here.reader.call(roles.start, "r", fault.push)
+    here.reader.call(roles.start)
     found = here.reader.call(roles.outcome)
     assert found["kind"] == fault.kind
     assert f"request 'r', producer rank {fault.rank}: " in found["error"]
@@ -104,7 +109,7 @@ def test_a_producers_error_is_told_as_it_is_and_ends_the_leases_of_all_ranks(nam
     # and nothing is broken by it
     here.producers[fault.rank].call(faults.undo)
     here.offer("next")
-    here.reader.call(roles.start, "next", fault.push)
+    here.reader.call(roles.start, "next")
     assert here.reader.call(roles.outcome, "next")["error"] == ""
     here.reader.call(roles.compare)
     assert here.ends() == [[("next", "read")]] * 2

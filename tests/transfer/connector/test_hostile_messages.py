@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from blockstride.transfer.connector import ProtocolError
-from blockstride.transfer.connector.messages import Hello
-from blockstride.transfer.connector.seal import seal, unseal_request
+from blockstride.transfer.connector.messages import Hello, seal, unseal_request
 from tests.transfer.connector import roles
 from tests.transfer.connector.middle import (
     contents,
@@ -40,9 +39,9 @@ def of_version(version: int):
     return lambda frame: [frame[:4] + version.to_bytes(2, "big") + frame[6:]]
 
 
-def set_region(**fields):
+def set_pool(what: str, value: int):
     def change(welcome: dict) -> None:
-        welcome["regions"][0].update(fields)
+        welcome["memory"][what][0] = value
 
     return change
 
@@ -54,17 +53,18 @@ def set_engine(**fields):
     return change
 
 
-def drop_region(welcome: dict) -> None:
-    del welcome["regions"][0]
+def drop_pool(welcome: dict) -> None:
+    for what in ("addresses", "sizes"):
+        del welcome["memory"][what][0]
 
 
 def overlap(welcome: dict) -> None:
-    first, second = welcome["regions"]
-    second["address"] = first["address"] + 16
+    addresses = welcome["memory"]["addresses"]
+    addresses[1] = addresses[0] + 16
 
 
 def elsewhere(welcome: dict) -> None:
-    welcome["regions"][0]["address"] += 1 << 40
+    welcome["memory"]["addresses"][0] += 1 << 40
 
 
 def other_dtype(welcome: dict) -> None:
@@ -76,11 +76,11 @@ def other_dtype(welcome: dict) -> None:
 
 
 FORGED = {
-    "a pool that overflows": (set_region(address=2**63 - 16), "separate ones below"),
-    "a pool beyond 63 bits": (set_region(address=2**63), "digest|known form"),
-    "a negative address": (set_region(address=-16), "known form"),
-    "a pool of another size": (set_region(nbytes=1 << 20), "pools of .* bytes"),
-    "a pool that isn't there": (drop_region, "pools of .* bytes"),
+    "a pool that overflows": (set_pool("addresses", 2**63 - 16), "separate ones below"),
+    "a pool beyond 63 bits": (set_pool("addresses", 2**63), "digest|known form"),
+    "a negative address": (set_pool("addresses", -16), "known form"),
+    "a pool of another size": (set_pool("sizes", 1 << 20), "pools of .* bytes"),
+    "a pool that isn't there": (drop_pool, "pools of .* bytes"),
     "pools that overlap": (overlap, "separate ones below"),
     "memory that isn't registered": (elsewhere, "NIXL"),
     "a field that nobody knows": (lambda w: w.update(colour="red"), "unknown field"),
@@ -135,7 +135,7 @@ def test_another_version_is_named_by_both_numbers(whose: str, crew: Crew):
         setattr(middle, whose, of_version(7))
         found = play.read(seconds=5.0)
     assert found["kind"] in {"protocol", "refused"}
-    assert "protocol version: expected 2, got 7" in found["error"]
+    assert "protocol version: expected 3, got 7" in found["error"]
     assert "request 'r', producer rank 0" in found["error"]
 
 

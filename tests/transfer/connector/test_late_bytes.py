@@ -66,7 +66,7 @@ def test_a_lost_peer_is_forgotten_once_nothing_of_it_is_under_way(crew: Crew):
 
 def test_a_deadline_ends_a_request_but_not_its_bytes(crew: Crew):
     play = scene(crew, IN_FLIGHT, transports="tcp")
-    play.reader.call(roles.start, "r", False, 0.8)
+    play.reader.call(roles.start, "r", 0.8)
     play.reader.call(roles.freeze_when_in_flight, play.producer.pid)
     found = play.reader.call(roles.outcome)
     assert found["kind"] == "deadline"

@@ -1,5 +1,6 @@
 """Leases: blocks stay as they are while somebody reads them, and a late reader gets no others."""
 
+import asyncio
 import signal
 from dataclasses import replace
 
@@ -115,11 +116,15 @@ def test_nobody_gives_up_what_another_engine_reads():
 def test_a_lease_lasts_as_long_as_its_blocks_are_being_written():
     leases = table()
     lease = leases.claim("r", A, 1, 0.0)
-    lease.writing += 1
+    lease.writing[A] = stop = asyncio.Event()
     leases.expire(100.0)
     assert not leases.withdraw("r")
     assert leases.ended() == []
-    lease.writing -= 1
+    assert not leases.stop_writing(("other", 0), "r")
+    assert not stop.is_set()
+    assert leases.stop_writing(A, "r")
+    assert stop.is_set()
+    del lease.writing[A]
     leases.expire(100.0)
     assert leases.ended() == [LeaseEnd("r", "expired")]
 

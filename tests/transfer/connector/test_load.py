@@ -7,9 +7,11 @@ from tests.transfer.connector.endurance import growth, hand_overs, restarts
 from tests.transfer.connector.processes import Crew
 
 
-@pytest.mark.parametrize("transports", ["all", "tcp"])
-def test_under_random_faults_every_block_is_accounted_for_and_every_byte_right(transports: str):
-    happened = load.run(3.0, 3, transports, right=11)
+@pytest.mark.parametrize(("transports", "push"), load.WAYS)
+def test_under_random_faults_every_block_is_accounted_for_and_every_byte_right(
+    transports: str, push: bool
+):
+    happened = load.run(3.0, 3, transports, push, right=11)
     assert happened["right"] > 10
     assert happened["(kill)"] + happened["(stop)"] > 0
 

@@ -8,7 +8,7 @@ from blockstride.transfer.connector import Connector
 from tests.transfer.connector import roles
 from tests.transfer.connector.bulk import Bulk, bulk
 from tests.transfer.connector.processes import Crew
-from tests.transfer.connector.scenes import scene
+from tests.transfer.connector.scenes import QUICK, scene
 
 
 def fine_tuned(num_blocks: int) -> Bulk:
@@ -19,9 +19,8 @@ def fine_tuned(num_blocks: int) -> Bulk:
 
 @pytest.mark.parametrize("push", [False, True], ids=["read", "written"])
 def test_caches_of_a_fine_tune_are_refused_by_name_before_a_byte_moves(push: bool, crew: Crew):
-    play = scene(crew, make=fine_tuned)
-    play.reader.call(roles.start, "r", push)
-    found = play.reader.call(roles.outcome)
+    play = scene(crew, make=fine_tuned, reader=replace(QUICK, push=push))
+    found = play.read()
     assert found["kind"] == "refused"
     assert found["error"] == (
         "request 'r', producer rank 0: model_fingerprint of producer: "

@@ -34,7 +34,7 @@ def test_a_request_goes_on_to_a_replica(fault: str, crew: Crew):
         play.producer.stop()
     else:
         play.producer.call(roles.withdraw, HELD)
-    play.reader.call(roles.start, HELD, False, 20.0, (FIRST, SECOND))
+    play.reader.call(roles.start, HELD, 20.0, (FIRST, SECOND))
     found = play.reader.call(roles.outcome, HELD)
     assert (found["kind"], found["source"]) == ("", SECOND)
     play.reader.call(roles.compare)
@@ -43,7 +43,7 @@ def test_a_request_goes_on_to_a_replica(fault: str, crew: Crew):
 
 def test_the_first_choice_is_taken_when_it_works(crew: Crew):
     play = two_sources(crew)
-    play.reader.call(roles.start, HELD, False, 20.0, (SECOND, FIRST))
+    play.reader.call(roles.start, HELD, 20.0, (SECOND, FIRST))
     assert play.reader.call(roles.outcome, HELD)["source"] == SECOND
     assert play.reader.call(roles.counters).retries == 0
 
@@ -51,9 +51,9 @@ def test_the_first_choice_is_taken_when_it_works(crew: Crew):
 def test_a_failure_of_all_replicas_is_that_of_the_last(crew: Crew):
     play = two_sources(crew)
     play.producer.call(roles.withdraw, HELD)
-    play.reader.call(roles.start, HELD, False, 20.0, (SECOND, FIRST))
+    play.reader.call(roles.start, HELD, 20.0, (SECOND, FIRST))
     assert play.reader.call(roles.outcome, HELD)["kind"] == ""
-    play.reader.call(roles.start, HELD, False, 20.0, (FIRST, SECOND))
+    play.reader.call(roles.start, HELD, 20.0, (FIRST, SECOND))
     found = play.reader.call(roles.outcome, HELD)
     assert found["kind"] == "refused"
     assert "request 'held by both', replica rank 0" in found["error"]
@@ -62,7 +62,7 @@ def test_a_failure_of_all_replicas_is_that_of_the_last(crew: Crew):
 
 def test_an_engine_that_nobody_introduced_is_an_error_with_its_name(crew: Crew):
     play = scene(crew)
-    play.reader.call(roles.start, "r", False, 20.0, ("stranger",))
+    play.reader.call(roles.start, "r", 20.0, ("stranger",))
     found = play.reader.call(roles.outcome)
     assert (
         "request 'r', stranger: unknown engine: expected its addresses by add_peer"
