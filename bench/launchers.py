@@ -24,7 +24,7 @@ from blockstride.kernels.cache.gpu import (
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
 from blockstride.kernels.mamba2.gpu import ssd_state_update
-from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.mlp.gpu import gate_and_mul
 from blockstride.kernels.norm.gpu import rms_norm
 
 
@@ -80,7 +80,7 @@ def state_calls(num_seqs: int = 64, dim: int = 512) -> dict[str, Callable[[], ob
         "pack_state": lambda: pack_state([states], pages, ids[:9], [field]),
         "copy_state": lambda: copy_state(pages, ids, ids),
         "rms_norm": lambda: rms_norm(x, D, 1e-6, residual=z),
-        "silu_and_mul": lambda: silu_and_mul(wide),
+        "gate_and_mul": lambda: gate_and_mul(wide),
     }
 
 

@@ -20,18 +20,24 @@ from blockstride.kernels.delta import gated_delta_rule, gated_delta_rule_update
 from blockstride.kernels.mamba1 import selective_scan, selective_state_update
 from blockstride.kernels.mamba2 import ssd_scan, ssd_state_update
 from blockstride.kernels.mlp import (
+    GELU_TANH,
+    SILU,
+    Gate,
     PackedExperts,
     expert_mlp,
+    gate_and_mul,
     linear,
     pack_experts,
     pack_weight,
-    silu_and_mul,
 )
 from blockstride.kernels.norm import rms_norm
 
 __all__ = [
+    "GELU_TANH",
     "PAD_SLOT_ID",
+    "SILU",
     "AttentionSchedule",
+    "Gate",
     "PackedExperts",
     "StateField",
     "attention_schedule",
@@ -41,6 +47,7 @@ __all__ = [
     "copy_runs",
     "copy_state",
     "expert_mlp",
+    "gate_and_mul",
     "gated_delta_rule",
     "gated_delta_rule_update",
     "kv_cache_update",
@@ -52,7 +59,6 @@ __all__ = [
     "rms_norm",
     "selective_scan",
     "selective_state_update",
-    "silu_and_mul",
     "ssd_scan",
     "ssd_state_update",
     "unpack_state",

@@ -11,7 +11,7 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu
 
 from blockstride.kernels.mlp import reference as mlp
-from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.mlp.gpu import gate_and_mul
 from blockstride.kernels.norm import reference as norms
 from blockstride.kernels.norm.gpu import rms_norm
 from gpu_cases.case import Call, Case
@@ -44,11 +44,11 @@ def cases(device: str, smoke: bool) -> Iterator[Case]:
 
         def check_gate(tensors=tensors):
             wide = torch.cat(tensors()[:2], 1)
-            exact, plain = exact_and_plain(mlp.silu_and_mul, {"gate_up": wide})
-            hold(silu_and_mul(wide), exact, plain)
+            exact, plain = exact_and_plain(mlp.gate_and_mul, {"gate_up": wide})
+            hold(gate_and_mul(wide), exact, plain)
 
         def gate(tensors=tensors) -> Call:
-            return partial(silu_and_mul, torch.cat(tensors()[:2], 1))
+            return partial(gate_and_mul, torch.cat(tensors()[:2], 1))
 
         def gate_by_torch(tensors=tensors) -> Call:
             x, other, _ = tensors()
@@ -57,4 +57,4 @@ def cases(device: str, smoke: bool) -> Iterator[Case]:
         size = 2 * shape[0] * shape[1]
         name = f"{shape[0]} x {shape[1]}"
         yield Case(f"rms norm {name}, residual", check_norm, norm, 4 * size, torch=norm_by_torch)
-        yield Case(f"silu and mul {name}", check_gate, gate, 3 * size, torch=gate_by_torch)
+        yield Case(f"gate and mul {name}", check_gate, gate, 3 * size, torch=gate_by_torch)

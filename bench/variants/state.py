@@ -10,7 +10,7 @@ from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
 from blockstride.kernels.mamba2.gpu import ssd_state_update
-from blockstride.kernels.mlp.gpu import silu_and_mul
+from blockstride.kernels.mlp.gpu import gate_and_mul
 from blockstride.kernels.norm.gpu import rms_norm
 from variants.variant import BF16, FP16, FP32, Variant, ids
 
@@ -138,7 +138,7 @@ def norm(name: str, dim: int, *extras: str, norm_before_gate: bool = False) -> V
 
 
 def swiglu(name: str, inner: int) -> Variant:
-    return Variant(name, lambda: silu_and_mul(meta(NUM_SEQS, 2 * inner)))
+    return Variant(name, lambda: gate_and_mul(meta(NUM_SEQS, 2 * inner)))
 
 
 def variants() -> list[Variant]:
@@ -175,5 +175,5 @@ def variants() -> list[Variant]:
         norm("rms norm gate", 8192, "gate"),
         norm("rms norm before gate", 8192, "gate", norm_before_gate=True),
         norm("rms norm of 16", 16),
-        swiglu("silu and mul", 14336),
+        swiglu("gate and mul", 14336),
     ]

@@ -1,10 +1,21 @@
 """Products with packed weights, gated activations and experts.
 
-Read `reference.py` first, then `linear.py`, `silu_and_mul.py` and `expert_mlp.py`.
+Read `reference.py` first, then `linear.py`, `gate.py`, `gate_and_mul.py` and `expert_mlp.py`.
 """
 
 from blockstride.kernels.mlp.expert_mlp import PackedExperts, expert_mlp, pack_experts
+from blockstride.kernels.mlp.gate import GELU_TANH, SILU, Gate
+from blockstride.kernels.mlp.gate_and_mul import gate_and_mul
 from blockstride.kernels.mlp.linear import linear, pack_weight
-from blockstride.kernels.mlp.silu_and_mul import silu_and_mul
 
-__all__ = ["PackedExperts", "expert_mlp", "linear", "pack_experts", "pack_weight", "silu_and_mul"]
+__all__ = [
+    "GELU_TANH",
+    "SILU",
+    "Gate",
+    "PackedExperts",
+    "expert_mlp",
+    "gate_and_mul",
+    "linear",
+    "pack_experts",
+    "pack_weight",
+]

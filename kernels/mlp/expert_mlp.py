@@ -1,4 +1,4 @@
-"""Mixture of experts: the SwiGLU layers that a router chose for each token."""
+"""Mixture of experts: the small layers that a router chose for each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from blockstride.checks import FLOATS, INT32, INT64, expect, expect_tensor, shape_of
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
+from blockstride.kernels.mlp.gate import SILU, Gate
+from blockstride.kernels.mlp.gate_and_mul import expect_gate
 from blockstride.kernels.mlp.linear import pack_weight
 
 
@@ -58,35 +60,43 @@ def pack_experts(
 
 def expert_mlp(
     x: Float[Tensor, "num_tokens hidden"],
-    gate_up: Float[Tensor, "num_experts twice_inner hidden"] | PackedExperts,
+    up: Float[Tensor, "num_experts up_rows hidden"] | PackedExperts,
     down: Float[Tensor, "num_experts hidden inner"] | PackedExperts,
     expert_ids: Int[Tensor, "num_tokens top_k"],
     expert_weights: Float[Tensor, "num_tokens top_k"],
+    *,
+    gate: Gate | None = SILU,
+    up_bias: Float[Tensor, "num_experts up_rows"] | None = None,
+    down_bias: Float[Tensor, "num_experts hidden"] | None = None,
 ) -> Float[Tensor, "num_tokens hidden"]:
     """Send each token through its experts and sum their outputs by weight.
 
-    `out[t] = sum_k expert_weights[t, k] * down[e] @ silu_and_mul(gate_up[e] @ x[t])` with
-    `e = expert_ids[t, k]`; with one expert it is a plain SwiGLU layer. Experts that no token chose
-    are not read.
+    `out[t] = sum_k expert_weights[t, k] * (down[e] @ a + down_bias[e])`, where `e` is
+    `expert_ids[t, k]` and `a` is `gate_and_mul(up[e] @ x[t] + up_bias[e], gate)`, or without a gate
+    `relu(up[e] @ x[t] + up_bias[e]) ** 2`. Experts that no token chose are not read.
 
     Args:
         x: Inputs.
-        gate_up: Gate and up projections of each expert, one above the other; as they are or from
-            `pack_experts`.
+        up: Gate and up projections of each expert, one above the other, or the up projection alone
+            where there is no gate; as they are or from `pack_experts`.
         down: Down projection of each expert, likewise.
         expert_ids: Experts of each token, from 0 to `num_experts - 1`. A GPU's ids are not looked
             at beforehand; there another one adds nothing.
         expert_weights: Weight of each of them in the sum.
+        gate: The activation of the gate; None for no gate, and the square of what is positive.
+        up_bias: Added to the first product of each expert.
+        down_bias: Added to the second.
 
     Returns:
         The weighted sum of each token, in the dtype of `x`.
 
     Raises:
         ValueError: A shape or a device does not fit, or an id on a CPU.
-        TypeError: A dtype is not accepted; `x`, `gate_up` and `down` have the same one.
+        TypeError: A dtype is not accepted; `x`, the matrices and the biases have the same one.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
-    Mixture-of-Experts Layer", 2; Fedus et al., "Switch Transformers", 2.
+    Mixture-of-Experts Layer", 2; Fedus et al., "Switch Transformers", 2; So et al., "Primer", 4,
+    for the squared activation.
     """
     given = {**locals()}
     num_tokens, _ = shape_of(x, "x", 2)
@@ -94,8 +104,15 @@ def expert_mlp(
     _, top_k = shape_of(expert_ids, "expert_ids", 2)
     device = x.device
     expect_tensor(x, "x", (num_tokens, hidden), FLOATS, device)
-    expect_tensor(gate_up, "gate_up", (num_experts, 2 * inner, hidden), (x.dtype,), device)
+    if gate is not None:
+        expect_gate(gate)
+    up_rows = inner if gate is None else 2 * inner
+    expect_tensor(up, "up", (num_experts, up_rows, hidden), (x.dtype,), device)
     expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)
     expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
     expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
+    if up_bias is not None:
+        expect_tensor(up_bias, "up_bias", (num_experts, up_rows), (x.dtype,), device)
+    if down_bias is not None:
+        expect_tensor(down_bias, "down_bias", (num_experts, hidden), (x.dtype,), device)
     return implementation(expert_mlp, runs_on_triton(x))(**given)

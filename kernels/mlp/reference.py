@@ -1,4 +1,4 @@
-"""Linear and SwiGLU layers by definition, in the dtype of their inputs.
+"""Linear and gated layers by definition, in the dtype of their inputs.
 
 Nothing is checked, and experts are slow. The kernels are held to these, in float64.
 """
@@ -7,7 +7,8 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import silu
+
+from blockstride.kernels.mlp.gate import SILU, Gate
 
 
 def linear(
@@ -20,23 +21,29 @@ def linear(
     return y if bias is None else y + bias
 
 
-def silu_and_mul(
+def gate_and_mul(
     gate_up: Float[Tensor, "*batch twice_inner"],
+    gate: Gate = SILU,
 ) -> Float[Tensor, "*batch inner"]:
-    """See `blockstride.kernels.silu_and_mul`.
+    """See `blockstride.kernels.gate_and_mul`.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2.
     """
-    gate, up = rearrange(gate_up, "... (two inner) -> two ... inner", two=2)
-    return silu(gate) * up
+    g, u = rearrange(gate_up, "... (two inner) -> two ... inner", two=2)
+    g, u = g.clamp(max=gate.limit), u.clamp(-gate.limit, gate.limit)
+    return g * (g * (gate.slope + gate.cubic * g * g)).sigmoid() * (u + gate.offset)
 
 
 def expert_mlp(
     x: Float[Tensor, "num_tokens hidden"],
-    gate_up: Float[Tensor, "num_experts twice_inner hidden"],
+    up: Float[Tensor, "num_experts up_rows hidden"],
     down: Float[Tensor, "num_experts hidden inner"],
     expert_ids: Int[Tensor, "num_tokens top_k"],
     expert_weights: Float[Tensor, "num_tokens top_k"],
+    *,
+    gate: Gate | None = SILU,
+    up_bias: Float[Tensor, "num_experts up_rows"] | None = None,
+    down_bias: Float[Tensor, "num_experts hidden"] | None = None,
 ) -> Float[Tensor, "num_tokens hidden"]:
     """See `blockstride.kernels.expert_mlp`; an id that no expert has adds nothing.
 
@@ -47,7 +54,9 @@ def expert_mlp(
     for expert in range(len(down)):
         tokens, choices = torch.where(expert_ids == expert)
         if len(tokens) > 0:
-            out = linear(silu_and_mul(linear(x[tokens], gate_up[expert])), down[expert])
+            rows = linear(x[tokens], up[expert], None if up_bias is None else up_bias[expert])
+            inner = rows.relu().square() if gate is None else gate_and_mul(rows, gate)
+            out = linear(inner, down[expert], None if down_bias is None else down_bias[expert])
             weighted = einsum(expert_weights[tokens, choices], out, "t, t h -> t h")
             y.index_add_(0, tokens, weighted)
     return y

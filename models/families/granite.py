@@ -8,7 +8,7 @@ from typing import Any
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.keys import anything, count, is_whole, number
 from blockstride.models.families.mamba2_hybrid import Mamba2Hybrid
-from blockstride.models.modules import ExpertMLP, FeedForward, GatedMLP, LayerWeights, Mixer
+from blockstride.models.modules import ExpertMLP, FeedForward, GatedMLP, LayerWeights, Mixer, Router
 
 
 class GraniteHybrid(Mamba2Hybrid):
@@ -78,11 +78,7 @@ class GraniteHybrid(Mamba2Hybrid):
         router = weights.either(f"{moe}router.layer.weight", f"{moe}router.weight")
         sizes = (hidden, self.intermediate_size)
         gate_ups, downs = weights.joined_mlps(gate_up, down, experts, *sizes)
-        chosen = ExpertMLP(
-            weights.tensor(router, *experts, hidden),
-            list(gate_ups),
-            list(downs),
-            self.num_experts_per_tok,
-            is_renormalised=True,
+        choice = Router(
+            weights.tensor(router, *experts, hidden), self.num_experts_per_tok, is_renormalised=True
         )
-        return [chosen, shared]
+        return [ExpertMLP(choice, list(gate_ups), list(downs)), shared]

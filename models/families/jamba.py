@@ -17,6 +17,7 @@ from blockstride.models.modules import (
     LayerWeights,
     Mamba1Mixer,
     Mixer,
+    Router,
 )
 
 
@@ -104,7 +105,8 @@ class Jamba(HasAttention, HasMamba, ModelFamily):
         name = "feed_forward.router.weight"
         router = weights.tensor(name, self.num_experts, self.hidden_size)
         gate_up, down = self._experts(weights)
-        return [ExpertMLP(router, gate_up, down, self.num_experts_per_tok, is_renormalised=False)]
+        choice = Router(router, self.num_experts_per_tok, is_renormalised=False)
+        return [ExpertMLP(choice, gate_up, down)]
 
     def _experts(self, weights: LayerWeights) -> Sequence[Sequence[Tensor]]:
         """Gate and up, and down, of each expert; files have them one by one, or all in one."""

@@ -3,16 +3,18 @@
 from blockstride.models.modules.attention import AttentionMixer
 from blockstride.models.modules.branch import Branch
 from blockstride.models.modules.experts import ExpertMLP
-from blockstride.models.modules.gated_mlp import GatedMLP
 from blockstride.models.modules.head_norm import HeadNorm
 from blockstride.models.modules.mamba1 import Mamba1Mixer
 from blockstride.models.modules.mamba2 import Mamba2Mixer
+from blockstride.models.modules.mlp import MLP, GatedMLP
 from blockstride.models.modules.module import FeedForward, Mixer
 from blockstride.models.modules.planned import PlannedMixer
 from blockstride.models.modules.rotary import Rotary
+from blockstride.models.modules.router import Router
 from blockstride.models.modules.weights import LayerWeights
 
 __all__ = [
+    "MLP",
     "AttentionMixer",
     "Branch",
     "ExpertMLP",
@@ -25,4 +27,5 @@ __all__ = [
     "Mixer",
     "PlannedMixer",
     "Rotary",
+    "Router",
 ]

@@ -9,39 +9,46 @@ from torch import Tensor
 from blockstride import kernels
 from blockstride.models.batch import StepBatch
 from blockstride.models.modules.module import FeedForward
+from blockstride.models.modules.router import Router
 
 
 class ExpertMLP(FeedForward):
-    """Each token visits the experts that its router finds most likely.
+    """Each token visits the experts that its router chooses.
 
     Args:
-        router: One row for each expert `[num_experts, hidden_size]`.
-        gate_up: Of each expert; see `GatedMLP`.
-        down: Likewise.
-        top_k: Experts that a token visits.
-        is_renormalised: Whether the weights of the experts that a token visits add up to one; else
-            they are the router's probabilities over all experts.
+        router: Chooses them.
+        up: The first matrix of each expert, of this rank: gate, then up projection
+            `[2 * inner, hidden_size]`, or up alone where there is no gate.
+        down: The second `[hidden_size, inner]`.
+        gate: As of `kernels.expert_mlp`.
+        up_bias: Added to the first product of each expert `[num_experts, rows of up]`.
+        down_bias: Added to the second `[num_experts, hidden_size]`; None on all ranks but one.
     """
 
     def __init__(
         self,
-        router: Tensor,
-        gate_up: Sequence[Tensor],
+        router: Router,
+        up: Sequence[Tensor],
         down: Sequence[Tensor],
-        top_k: int,
         *,
-        is_renormalised: bool,
+        gate: kernels.Gate | None = kernels.SILU,
+        up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> None:
-        self.router, self.top_k, self.is_renormalised = router, top_k, is_renormalised
-        self.gate_up, self.down = kernels.pack_experts(gate_up), kernels.pack_experts(down)
+        self.router, self.gate = router, gate
+        self.up_bias, self.down_bias = up_bias, down_bias
+        self.up, self.down = kernels.pack_experts(up), kernels.pack_experts(down)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """The weighted sum of each token's experts."""
-        scores = kernels.linear(hidden, self.router).float()
-        if self.is_renormalised:
-            chosen, ids = scores.topk(self.top_k, dim=-1)
-            weights = chosen.softmax(-1)
-        else:
-            weights, ids = scores.softmax(-1).topk(self.top_k, dim=-1)
-        weights = weights.to(hidden.dtype)
-        return kernels.expert_mlp(hidden, self.gate_up, self.down, ids, weights)
+        ids, weights = self.router.choose(hidden)
+        return kernels.expert_mlp(
+            hidden,
+            self.up,
+            self.down,
+            ids,
+            weights,
+            gate=self.gate,
+            up_bias=self.up_bias,
+            down_bias=self.down_bias,
+        )

@@ -246,15 +246,17 @@ def rms_norm(lengths: Sequence[int], norm_before_gate: bool = False) -> Argument
 
 
 def expert_mlp(lengths: Sequence[int]) -> Arguments:
-    """Three of four experts a token."""
+    """Three of four experts a token, with everything that may join."""
     num_tokens, hidden, inner = sum(lengths), 32, 16
     chosen = torch.arange(3 * num_tokens).view(num_tokens, 3) * 3 % 4
     return {
         "x": torch.randn(num_tokens, hidden),
-        "gate_up": torch.randn(4, 2 * inner, hidden) / 8,
+        "up": torch.randn(4, 2 * inner, hidden) / 8,
         "down": torch.randn(4, hidden, inner) / 8,
         "expert_ids": chosen,
         "expert_weights": torch.rand(num_tokens, 3),
+        "up_bias": torch.randn(4, 2 * inner),
+        "down_bias": torch.randn(4, hidden),
     }
 
 
@@ -328,9 +330,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "selective_state_update": {
         "": Call(kernels.selective_state_update, partial(step, MAMBA_1, num_new=3)),
     },
-    "silu_and_mul": {
+    "gate_and_mul": {
         "": Call(
-            kernels.silu_and_mul,
+            kernels.gate_and_mul,
             lambda lengths: {
                 "gate_up": torch.randn(sum(lengths), 48),
                 "out": torch.zeros(sum(lengths), 24),

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import silu
 
-from blockstride.kernels import PackedExperts, expert_mlp, pack_experts
+from blockstride.kernels import (
+    GELU_TANH,
+    SILU,
+    Gate,
+    PackedExperts,
+    expert_mlp,
+    pack_experts,
+)
 from blockstride.kernels.mlp import reference
 from tests.kernels.gpu.support.budget import cast, exact_and_plain
 
@@ -24,14 +31,27 @@ ROWS: dict[str, dict[str, Any]] = {
     "all-experts": {"top_k": 4},
     "odd-sizes": {"hidden": 37, "inner": 23},
     "bf16": {"dtype": BF16},
+    "gelu": {"gate": GELU_TANH},
+    "clamped": {"gate": Gate(slope=1.7, limit=0.6, offset=1.0), "bias": True},
+    "no-gate": {"gate": None},
+    "no-gate-bf16": {"gate": None, "bias": True, "dtype": BF16, "inner": 70},
+    "bias": {"bias": True, "num_tokens": 1},
 }
 
 
-def make(num_tokens=9, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32) -> dict[str, Any]:
+def make(
+    num_tokens=9, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32, gate=SILU, bias=False
+) -> dict[str, Any]:
     weights, expert_ids = torch.randn(num_tokens, num_experts).softmax(-1).topk(top_k)
-    return {
+    rows = inner if gate is None else 2 * inner
+    biases = {
+        "up_bias": torch.randn(num_experts, rows).to(dtype),
+        "down_bias": torch.randn(num_experts, hidden).to(dtype),
+    }
+    return (biases if bias else {}) | {
+        "gate": gate,
         "x": torch.randn(num_tokens, hidden).to(dtype),
-        "gate_up": (torch.randn(num_experts, 2 * inner, hidden) / hidden**0.5).to(dtype),
+        "up": (torch.randn(num_experts, rows, hidden) / hidden**0.5).to(dtype),
         "down": (torch.randn(num_experts, hidden, inner) / inner**0.5).to(dtype),
         "expert_ids": expert_ids,
         "expert_weights": weights,
@@ -60,11 +80,11 @@ def test_of_narrow_inputs_nothing_is_rounded_but_the_activations(num_tokens, hid
         inputs["expert_ids"].flatten().tolist(),
         strict=True,
     ):
-        gate, up = (wide["gate_up"][expert] @ wide["x"][token]).float().chunk(2)
+        gate, up = (wide["up"][expert] @ wide["x"][token]).float().chunk(2)
         activation = (silu(gate) * up).to(dtype).double()
         output = (wide["down"][expert] @ activation).float()
         rounded[token] += inputs["expert_weights"][token, k] * output
-    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("gate_up", "down")}
+    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("up", "down")}
     out = expert_mlp(**(inputs | packed))
     error = (out.double() - exact).square().mean()
     assert error <= 1.02 * (rounded.to(dtype).double() - exact).square().mean()
@@ -74,7 +94,7 @@ def test_experts_that_no_token_chose_are_not_read():
     inputs = make(top_k=1)
     inputs["expert_ids"] = torch.tensor([1, 3] * 4 + [1])[:, None]
     exact = reference.expert_mlp(**cast(inputs, torch.float64))
-    inputs["gate_up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
+    inputs["up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
     torch.testing.assert_close(expert_mlp(**inputs), exact.float())
 
 
@@ -105,7 +125,7 @@ def test_strided_inputs_are_read_as_they_are():
 @pytest.mark.parametrize("num_tokens", [0, 1, 9])
 def test_packed_experts_give_what_the_stack_of_them_gives(num_tokens):
     inputs = make(num_tokens=num_tokens, hidden=260, inner=270)
-    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("gate_up", "down")}
+    packed: dict[str, Any] = {n: pack_experts(list(inputs[n])) for n in ("up", "down")}
     assert torch.backends.mkldnn.is_available() == isinstance(packed["down"], PackedExperts)
     torch.testing.assert_close(expert_mlp(**(inputs | packed)), expert_mlp(**inputs))
 
@@ -126,10 +146,14 @@ def test_small_experts_are_stacked_and_experts_that_differ_refused():
     ("name", "value", "error"),
     [
         ("x", torch.zeros(9, 31), ValueError),
-        ("gate_up", torch.zeros(4, 95, 32), ValueError),
+        ("up", torch.zeros(4, 95, 32), ValueError),
         ("down", torch.zeros(4, 32, 48, dtype=BF16), TypeError),
         ("expert_ids", torch.zeros(9, 2), TypeError),
         ("expert_weights", torch.zeros(9, 1), ValueError),
+        ("gate", "silu", TypeError),
+        ("up", torch.zeros(4, 48, 32), ValueError),
+        ("up_bias", torch.zeros(4, 48), ValueError),
+        ("down_bias", torch.zeros(3, 32), ValueError),
     ],
 )
 def test_a_wrong_argument_is_named(name, value, error):

@@ -26,13 +26,19 @@ def widened(x):
 
 
 @triton.jit
-def silu(x):
-    """`x / (1 + exp(-x))`, by no power that overflows and no division.
+def sigmoid(x):
+    """`1 / (1 + exp(-x))`, by no power that overflows and no division.
 
     A division would first scale its operands, at the price of all the rest.
     """
     root = tl.rsqrt(1.0 + tl.math.exp2(tl.minimum(x * -LOG2_E, 126.0)))
-    return x * (root * root)
+    return root * root
+
+
+@triton.jit
+def silu(x):
+    """`x / (1 + exp(-x))`."""
+    return x * sigmoid(x)
 
 
 @triton.jit

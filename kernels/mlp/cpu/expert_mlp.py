@@ -8,20 +8,37 @@ import torch
 from torch import Tensor
 
 from blockstride.checks import expect
-from blockstride.kernels.mlp.cpu.silu_and_mul import silu_and_mul
+from blockstride.kernels.mlp.cpu.gate_and_mul import gate_and_mul
 from blockstride.kernels.mlp.expert_mlp import PackedExperts
+from blockstride.kernels.mlp.gate import Gate
 from blockstride.kernels.mlp.linear import linear_in_float32
 
 Matrices = Tensor | PackedExperts
 
 
 def expert_mlp(
-    x: Tensor, gate_up: Matrices, down: Matrices, expert_ids: Tensor, expert_weights: Tensor
+    x: Tensor,
+    up: Matrices,
+    down: Matrices,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    gate: Gate | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
 ) -> Tensor:
     """See `blockstride.kernels.expert_mlp`."""
-    gate_ups = gate_up.matrices if isinstance(gate_up, PackedExperts) else gate_up
+    ups = up.matrices if isinstance(up, PackedExperts) else up
     downs = down.matrices if isinstance(down, PackedExperts) else down
-    num_experts, top_k = len(gate_ups), expert_ids.shape[1]
+    num_experts, top_k = len(downs), expert_ids.shape[1]
+
+    def visited(rows: Tensor, expert: int) -> Tensor:
+        """One expert, for the rows that chose it, in float32."""
+        inner = _linear(rows, ups[expert], None if up_bias is None else up_bias[expert])
+        inner = inner.relu_().square_() if gate is None else gate_and_mul(inner, gate, out=None)
+        inner = inner.to(x.dtype)
+        return _linear(inner, downs[expert], None if down_bias is None else down_bias[expert])
+
     out = torch.zeros(x.shape)
     chosen = expert_ids.reshape(-1)
     ids = chosen.tolist()
@@ -32,7 +49,7 @@ def expert_mlp(
     if len(x) == 1:
         # one token has nothing to sort
         for expert, weight in zip(ids, weights.tolist(), strict=True):
-            out.add_(_swiglu(x, gate_ups[expert], downs[expert]), alpha=weight)
+            out.add_(visited(x, expert), alpha=weight)
         return out.to(x.dtype)
     order = chosen.argsort(stable=True)
     tokens = order // top_k
@@ -43,13 +60,13 @@ def expert_mlp(
     for expert, count in enumerate(chosen.bincount(minlength=num_experts).tolist()):
         if count > 0:
             stop = start + count
-            outputs[start:stop] = _swiglu(rows[start:stop], gate_ups[expert], downs[expert])
+            outputs[start:stop] = visited(rows[start:stop], expert)
             start = stop
     out.index_add_(0, tokens, outputs.mul_(weights[order, None]))
     return out.to(x.dtype)
 
 
-def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """One expert, for the rows that chose it, in float32."""
-    inner = silu_and_mul(linear_in_float32(x, gate_up), out=None)
-    return linear_in_float32(inner.to(x.dtype), down)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer in float32."""
+    product = linear_in_float32(x, weight)
+    return product if bias is None else product.add_(bias)

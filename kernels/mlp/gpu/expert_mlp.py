@@ -17,15 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockstride.kernels.common.gpu.activations import silu
+from blockstride.kernels.common.gpu.activations import widened
 from blockstride.kernels.common.gpu.launching import (
     backend_of,
     dot_precision,
     index_dtype,
     next_power_of_2,
+    strides_of,
 )
 from blockstride.kernels.common.gpu.sequence_chunks import num_slots
+from blockstride.kernels.mlp.gate import SILU, Gate
 from blockstride.kernels.mlp.gpu.expert_rows import find_rows, sort_pairs_kernel, sum_choices_kernel
+from blockstride.kernels.mlp.gpu.gate_and_mul import gated
 
 # two sizes, not one for each power of two: a step of a new size should find its kernel compiled
 SHORT_SORT, SORT_BLOCK, SUM_BLOCK = 256, 4096, 1024
@@ -70,20 +73,22 @@ def load_tile(rows, columns, mask_rows, offs_k, SIZE: tl.constexpr, BLOCK_K: tl.
 
 
 @triton.jit
-def gate_up_kernel(
-    x_ptr, gate_up_ptr, expert_ids_ptr, order_ptr, starts_ptr, inner_ptr,
+def up_kernel(
+    x_ptr, up_ptr, up_bias_ptr, expert_ids_ptr, order_ptr, starts_ptr, inner_ptr,
     # sizes
     num_experts,
     # strides, in elements
     stride_x_token, stride_x_dim,
-    stride_gate_up_expert, stride_gate_up_row, stride_gate_up_column,
+    stride_up_expert, stride_up_row, stride_up_column,
+    stride_up_bias_expert, stride_up_bias_row,
     stride_ids_token, stride_ids_choice,
     # meta-parameters
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, BY_PAIR: tl.constexpr,
-    PRECISION: tl.constexpr, INDEX: tl.constexpr,
+    IS_GATED: tl.constexpr, SLOPE: tl.constexpr, CUBIC: tl.constexpr, LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one expert, some columns of `silu(gate) * up`, in the order of the pairs."""
+    """Some rows of one expert, some columns of its inner activations, in the order of the pairs."""
     expert, begin, end = find_rows(
         expert_ids_ptr, order_ptr, starts_ptr, tl.program_id(0), num_experts,
         stride_ids_token, stride_ids_choice, TOP_K, BY_PAIR, BLOCK_M,
@@ -96,32 +101,48 @@ def gate_up_kernel(
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < INNER
     x_rows = x_ptr + token * stride_x_token
-    matrix_ptr = gate_up_ptr + tl.cast(expert, tl.int64) * stride_gate_up_expert
-    gate_rows = matrix_ptr + offs_n.to(tl.int64) * stride_gate_up_row
-    up_rows = matrix_ptr + (offs_n.to(tl.int64) + INNER) * stride_gate_up_row
+    matrix_ptr = up_ptr + tl.cast(expert, tl.int64) * stride_up_expert
+    gate_rows = matrix_ptr + offs_n.to(tl.int64) * stride_up_row
+    # the up projection stands behind the gate, if there is one
+    up_rows = gate_rows + INNER * stride_up_row if IS_GATED else gate_rows
 
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, HIDDEN, BLOCK_K):
         offs_k = k + tl.arange(0, BLOCK_K)
-        columns = offs_k.to(INDEX) * stride_gate_up_column
+        columns = offs_k.to(INDEX) * stride_up_column
         x = load_tile(x_rows, offs_k.to(INDEX) * stride_x_dim, mask_m, offs_k, HIDDEN, BLOCK_K)
-        gate_tile = load_tile(gate_rows, columns, mask_n, offs_k, HIDDEN, BLOCK_K)
+        if IS_GATED:
+            gate_tile = load_tile(gate_rows, columns, mask_n, offs_k, HIDDEN, BLOCK_K)
+            gate = tl.dot(x, gate_tile.T, gate, input_precision=PRECISION)
         up_tile = load_tile(up_rows, columns, mask_n, offs_k, HIDDEN, BLOCK_K)
-        gate = tl.dot(x, gate_tile.T, gate, input_precision=PRECISION)
         up = tl.dot(x, up_tile.T, up, input_precision=PRECISION)
-    inner = (silu(gate) * up).to(inner_ptr.dtype.element_ty)
+    bias_ptr = up_bias_ptr
+    if up_bias_ptr is not None:
+        bias_ptr += tl.cast(expert, tl.int64) * stride_up_bias_expert
+        bias_ptr += offs_n.to(tl.int64) * stride_up_bias_row
+        if IS_GATED:
+            gate += widened(tl.load(bias_ptr, mask=mask_n, other=0.0))[None, :]
+            bias_ptr += INNER * stride_up_bias_row
+        up += widened(tl.load(bias_ptr, mask=mask_n, other=0.0))[None, :]
+    if IS_GATED:
+        inner = gated(gate, up, SLOPE, CUBIC, LIMIT, OFFSET)
+    else:
+        up = tl.where(up < 0.0, 0.0, up)
+        inner = up * up
+    inner = inner.to(inner_ptr.dtype.element_ty)
     inner_rows = inner_ptr + places.to(tl.int64) * INNER
     tl.store(inner_rows[:, None] + offs_n[None, :], inner, mask=mask_m[:, None] & mask_n[None, :])
 
 
 @triton.jit
 def down_kernel(
-    inner_ptr, down_ptr, expert_ids_ptr, order_ptr, starts_ptr, outputs_ptr,
+    inner_ptr, down_ptr, down_bias_ptr, expert_ids_ptr, order_ptr, starts_ptr, outputs_ptr,
     # sizes
     num_experts,
     # strides, in elements
     stride_down_expert, stride_down_row, stride_down_column,
+    stride_down_bias_expert, stride_down_bias_row,
     stride_ids_token, stride_ids_choice,
     # meta-parameters
     HIDDEN: tl.constexpr, INNER: tl.constexpr, TOP_K: tl.constexpr, BY_PAIR: tl.constexpr,
@@ -150,6 +171,11 @@ def down_kernel(
         columns = offs_k.to(INDEX) * stride_down_column
         tile = load_tile(down_rows, columns, mask_n, offs_k, INNER, BLOCK_K)
         acc = tl.dot(inner, tile.T, acc, input_precision=PRECISION)
+    bias_ptr = down_bias_ptr
+    if down_bias_ptr is not None:
+        bias_ptr += tl.cast(expert, tl.int64) * stride_down_bias_expert
+        bias_ptr += offs_n.to(tl.int64) * stride_down_bias_row
+        acc += widened(tl.load(bias_ptr, mask=mask_n, other=0.0))[None, :]
     pairs = tl.load(order_ptr + places, mask=mask_m, other=0).to(tl.int64)
     tl.store(
         (outputs_ptr + pairs * HIDDEN)[:, None] + offs_n[None, :],
@@ -160,10 +186,14 @@ def down_kernel(
 
 def expert_mlp(
     x: Tensor,
-    gate_up: Tensor,
+    up: Tensor,
     down: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
+    *,
+    gate: Gate | None = SILU,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """See `blockstride.kernels.expert_mlp`, which validates and describes the arguments."""
     num_experts, hidden, inner_size = down.shape
@@ -189,7 +219,7 @@ def expert_mlp(
         "TOP_K": top_k,
         "BY_PAIR": num_pairs < slots,
         "PRECISION": dot_precision(x.device),
-        "INDEX": index_dtype(1, x, gate_up, down),
+        "INDEX": index_dtype(1, x, up, down),
         "BLOCK_M": tile.rows,
         "BLOCK_K": tile.depth,
         "num_warps": tile.num_warps,
@@ -197,13 +227,17 @@ def expert_mlp(
         "enable_fp_fusion": True,
     }
     slots = min(slots, num_pairs)
-    gate_up_kernel[(slots, -(-inner_size // tile.columns))](
-        x, gate_up, expert_ids, order, starts, inner, num_experts,
-        *x.stride(), *gate_up.stride(), *expert_ids.stride(), BLOCK_N=tile.columns, **meta,
+    slope, cubic, limit, offset = gate or SILU
+    up_kernel[(slots, -(-inner_size // tile.columns))](
+        x, up, up_bias, expert_ids, order, starts, inner, num_experts,
+        *x.stride(), *up.stride(), *strides_of(up_bias, 2), *expert_ids.stride(),
+        IS_GATED=gate is not None, SLOPE=slope, CUBIC=cubic, LIMIT=limit, OFFSET=offset,
+        BLOCK_N=tile.columns, **meta,
     )  # fmt: skip
     down_kernel[(slots, -(-hidden // tile.down_columns))](
-        inner, down, expert_ids, order, starts, outputs, num_experts,
-        *down.stride(), *expert_ids.stride(), BLOCK_N=tile.down_columns, **meta,
+        inner, down, down_bias, expert_ids, order, starts, outputs, num_experts,
+        *down.stride(), *strides_of(down_bias, 2), *expert_ids.stride(),
+        BLOCK_N=tile.down_columns, **meta,
     )  # fmt: skip
     sum_choices_kernel[(num_tokens, -(-hidden // SUM_BLOCK))](
         outputs, expert_ids, expert_weights, out, num_experts,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.budget import assert_within_budget, exact_and_plain
 
 from blockstride.kernels.common.dispatch import INTERPRET
-from blockstride.kernels.mlp import reference
+from blockstride.kernels.mlp import GELU_TANH, SILU, Gate, reference
 from blockstride.kernels.mlp.gpu import expert_mlp
 
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -30,6 +30,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "odd-sizes": {"hidden": 37, "inner": 23},
     "several-tiles": {"hidden": 130, "inner": 150},
     "bf16": {"dtype": BF16},
+    "gelu": {"gate": GELU_TANH},
+    "clamped": {"gate": Gate(slope=1.7, limit=0.6, offset=1.0), "bias": True},
+    "no-gate": {"gate": None},
+    "no-gate-bf16": {"gate": None, "bias": True, "dtype": BF16, "inner": 70},
+    "bias": {"bias": True, "num_tokens": 1},
     "fp16": {"dtype": F16},
 }
 
@@ -41,11 +46,19 @@ def on_device():
         yield
 
 
-def make(num_tokens=40, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32) -> dict[str, Any]:
+def make(
+    num_tokens=40, num_experts=4, top_k=2, hidden=32, inner=48, dtype=F32, gate=SILU, bias=False
+) -> dict[str, Any]:
     weights, expert_ids = torch.randn(num_tokens, num_experts).softmax(-1).topk(top_k)
-    return {
+    rows = inner if gate is None else 2 * inner
+    biases = {
+        "up_bias": torch.randn(num_experts, rows).to(dtype),
+        "down_bias": torch.randn(num_experts, hidden).to(dtype),
+    }
+    return (biases if bias else {}) | {
+        "gate": gate,
         "x": torch.randn(num_tokens, hidden).to(dtype),
-        "gate_up": (torch.randn(num_experts, 2 * inner, hidden) / hidden**0.5).to(dtype),
+        "up": (torch.randn(num_experts, rows, hidden) / hidden**0.5).to(dtype),
         "down": (torch.randn(num_experts, hidden, inner) / inner**0.5).to(dtype),
         "expert_ids": expert_ids,
         "expert_weights": weights,
@@ -68,7 +81,7 @@ def test_outputs_are_the_weighed_sum_of_the_chosen_experts(row):
 def test_experts_that_no_token_chose_are_not_read():
     inputs = make(top_k=1)
     inputs["expert_ids"] = torch.tensor([1, 3] * 20)[:, None]
-    inputs["gate_up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
+    inputs["up"][[0, 2]], inputs["down"][[0, 2]] = NAN, NAN
     check(inputs)
 
 
@@ -107,7 +120,7 @@ def test_strided_inputs_are_read_as_they_are(assert_same_bits):
     wide[:, 5:69:2] = inputs["x"]
     strided = {
         "x": wide[:, 5:69:2],
-        "gate_up": inputs["gate_up"].transpose(1, 2).contiguous().transpose(1, 2),
+        "up": inputs["up"].transpose(1, 2).contiguous().transpose(1, 2),
         "down": inputs["down"].transpose(0, 2).contiguous().transpose(0, 2),
         "expert_ids": inputs["expert_ids"].T.contiguous().T,
         "expert_weights": inputs["expert_weights"].T.contiguous().T,

@@ -17,7 +17,7 @@ PROMPT = "And it came to pass i"
 SHORT = PROMPT[:12]
 KERNELS = {
     "causal_conv1d", "expert_mlp", "kv_cache_update", "paged_attention", "rms_norm",
-    "selective_scan", "selective_state_update", "silu_and_mul",
+    "selective_scan", "selective_state_update", "gate_and_mul",
 }  # fmt: skip
 
 

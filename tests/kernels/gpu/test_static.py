@@ -18,7 +18,7 @@ ONE_A_KERNEL = (
     "decode", "prefill", "prefill page 128", "cache write", "permute in place", "copy of runs",
     "conv prompt", "conv update", "scan", "scan in chunks with checkpoints", "state update",
     "ssd scan with checkpoints", "ssd update", "delta rule", "delta rule update", "unpack state",
-    "experts, 512 tokens", "rms norm gate", "silu and mul", "conv update DS",
+    "experts, 512 tokens", "rms norm gate", "gate and mul", "conv update DS",
 )  # fmt: skip
 # ceilings on sm_90, of head size 128, GQA 8, bfloat16, or 16 and 128 states of float32: (variant,
 # figure, at least)

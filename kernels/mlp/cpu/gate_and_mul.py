@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU layer for CPUs. A task is a few rows."""
+"""The gate of a gated layer for CPUs. A task is a few rows."""
 
 from torch import Tensor
 
@@ -8,12 +8,15 @@ from blockstride.kernels.common.cpu.native import (
     arguments,
     claim,
     f32_at,
+    float_bits,
+    float_of,
     num_tasks,
     shifted,
     stack_f32,
 )
 from blockstride.kernels.common.cpu.tensors import delivered, float_rows, is_float_rows
-from blockstride.kernels.common.cpu.vector_math import silu
+from blockstride.kernels.common.cpu.vector_math import ONE, exp, fma
+from blockstride.kernels.mlp.gate import Gate
 
 # floats of a task, worth a few microseconds
 TASK_FLOATS = 16384
@@ -23,7 +26,11 @@ TASK_FLOATS = 16384
 def _gate(address):
     (
         gate_up, out, num_rows, inner, rows_per_task, stride_gate_up, stride_out,
-    ) = arguments(address, 7)  # fmt: skip
+        slope, cubic, limit, offset,
+    ) = arguments(address, 11)  # fmt: skip
+    slope, cubic, limit, offset = (
+        float_of(slope), float_of(cubic), float_of(limit), float_of(offset),
+    )  # fmt: skip
     gate, up = stack_f32(LANES), stack_f32(LANES)
     task = claim(address)
     while task < num_tasks(address):
@@ -37,16 +44,21 @@ def _gate(address):
                 load(gate, shifted(source, i), width)
                 load(up, shifted(source, inner + i), width)
                 for lane in range(LANES):
-                    gate[lane] = silu(gate[lane]) * up[lane]
+                    gated, factor = gate[lane], up[lane]
+                    gated = limit if gated > limit else gated
+                    factor = limit if factor > limit else factor
+                    factor = -limit if factor < -limit else factor
+                    steep = fma(cubic * gated, gated, slope)
+                    gate[lane] = gated / (ONE + exp(-gated * steep)) * (factor + offset)
                 store(shifted(target, i), gate, width)
 
 
-def silu_and_mul(gate_up: Tensor, *, out: Tensor | None) -> Tensor:
-    """See `blockstride.kernels.silu_and_mul`."""
+def gate_and_mul(gate_up: Tensor, gate: Gate, *, out: Tensor | None) -> Tensor:
+    """See `blockstride.kernels.gate_and_mul`."""
     *batch, twice_inner = gate_up.shape
     inner = twice_inner // 2
     if len(batch) != 1:
-        gated = silu_and_mul(gate_up.reshape(-1, twice_inner), out=None)
+        gated = gate_and_mul(gate_up.reshape(-1, twice_inner), gate, out=None)
         return delivered(gated.view(*batch, inner), out, gate_up.dtype)
     rows = float_rows(gate_up)
     result = out
@@ -56,6 +68,6 @@ def silu_and_mul(gate_up: Tensor, *, out: Tensor | None) -> Tensor:
     _gate(
         -(-batch[0] // rows_per_task), 2,
         rows.data_ptr(), result.data_ptr(), batch[0], inner, rows_per_task,
-        rows.stride()[0], result.stride()[0],
+        rows.stride()[0], result.stride()[0], *map(float_bits, gate),
     )  # fmt: skip
     return delivered(result, out, gate_up.dtype)
