@@ -78,7 +78,9 @@ class HybridModel:
 
     def _embedding(self, weights: LayerWeights) -> Tensor:
         """The embedding; a file whose head is the same may have that alone."""
-        config, name = self.config, f"{self.config.embedding}.weight"
+        config, names = self.config, self.config.embedding
+        names = (names,) if isinstance(names, str) else names
+        name = weights.either(*(f"{name}.weight" for name in names))
         is_there = f"{weights.prefix}{name}" in weights.checkpoint
         if config.tie_word_embeddings and not is_there and HEAD in weights.checkpoint:
             weights, name = replace(weights, prefix=""), HEAD
@@ -126,7 +128,9 @@ class HybridModel:
         hidden = embedding(batch.token_ids, self.embedding)
         if self.config.embedding_multiplier != 1:
             hidden *= self.config.embedding_multiplier
-        residual = torch.zeros_like(hidden)
+        residual = torch.zeros_like(
+            hidden, dtype=torch.float32 if self.config.residual_in_fp32 else None
+        )
         for branch in self.branches:
             hidden, residual = self._run(branch, hidden, residual, batch)
         hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]

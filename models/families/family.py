@@ -141,9 +141,10 @@ class ModelFamily(Family):
         logits_scaling: Divides logits.
         logits_soft_cap: Logits are kept below it by a hyperbolic tangent; None for no such bound.
         norm_offset: Added to every gain of a norm, where files have them less that.
+        residual_in_fp32: Whether the residual stream is float32, whatever weights are.
         prefix: What the names of all tensors but the head begin with.
         modules: Kind of mixer -> what its tensors' names go on with after the layer's.
-        embedding: What tensors call the embedding,
+        embedding: What tensors call the embedding, or the names of which a file has one,
         input_norm: the norm before the mixers,
         feed_forward_norm: the one before the feed-forward parts,
         final_norm: and the one before the head.
@@ -159,8 +160,9 @@ class ModelFamily(Family):
     residual_multiplier = constant(1.0)
     logits_scaling = constant(1.0)
     logits_soft_cap: Key[float | None] = constant(None)
+    residual_in_fp32 = constant(False)
     norm_offset: ClassVar[float] = 0.0
-    prefix = "model."
+    prefix: ClassVar[str] = "model."
     modules: ClassVar[Mapping[str, str]] = {
         "attention": "self_attn",
         "window": "self_attn",
@@ -168,7 +170,7 @@ class ModelFamily(Family):
         "mamba2": "mamba",
         "delta": "linear_attn",
     }
-    embedding = "embed_tokens"
+    embedding: ClassVar[str | tuple[str, ...]] = "embed_tokens"
     input_norm = "input_layernorm"
     feed_forward_norm = "post_attention_layernorm"
     final_norm = "norm"

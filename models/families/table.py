@@ -10,7 +10,7 @@ from blockstride.models.families.granite import GraniteHybrid
 from blockstride.models.families.jamba import Jamba
 from blockstride.models.families.lfm2 import Lfm2, Lfm2Moe
 from blockstride.models.families.llama import Llama, Mistral, Mixtral
-from blockstride.models.families.mamba import Mamba, Mamba2
+from blockstride.models.families.mamba import FalconMamba, Mamba, Mamba2
 from blockstride.models.families.nemotron_h import NemotronH
 from blockstride.models.families.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
 from blockstride.models.families.qwen3_next import Qwen3Next, Qwen35, Qwen35Moe
@@ -21,7 +21,7 @@ FAMILIES: dict[str, type[Family]] = {
     "deepseek_v2": DeepseekV2,
     "deepseek_v3": DeepseekV3,
     "falcon_h1": FalconH1,
-    "falcon_mamba": Mamba,
+    "falcon_mamba": FalconMamba,
     "granitemoehybrid": GraniteHybrid,
     "jamba": Jamba,
     "lfm2": Lfm2,

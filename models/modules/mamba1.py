@@ -16,7 +16,7 @@ from blockstride.models.modules.weights import LayerWeights
 
 
 class Mamba1Mixer(Mixer):
-    """Mamba-1 with norms on dt, B and C, as Jamba has it. Ranks share the channels.
+    """Mamba-1, as it was published or with norms of dt, B and C. Ranks share the channels.
 
     Args:
         hidden_size: Width of the residual stream.
@@ -24,8 +24,9 @@ class Mamba1Mixer(Mixer):
         d_state: State size of a channel.
         d_conv: Width of the convolution.
         dt_rank: Rank of the step-size projection.
-        eps: Added to the mean square in every norm.
         types: What the cache holds.
+        eps: Added to the mean square in every norm; None for no norms.
+        has_gains: Whether the norms have gains, as in Jamba, or none, as in Falcon-Mamba.
         has_conv_bias: Whether the convolution has a bias.
         has_proj_bias: Whether the projections in and out have one.
     """
@@ -39,12 +40,13 @@ class Mamba1Mixer(Mixer):
         types: CacheTypes,
         *,
         dt_rank: int,
-        eps: float,
+        eps: float | None = None,
+        has_gains: bool = True,
         has_conv_bias: bool = True,
         has_proj_bias: bool = False,
     ) -> None:
         self.hidden_size, self.d_inner, self.d_conv = hidden_size, d_inner, d_conv
-        self.sizes, self.eps = [dt_rank, d_state, d_state], eps
+        self.sizes, self.eps, self.has_gains = [dt_rank, d_state, d_state], eps, has_gains
         self.has_conv_bias, self.has_proj_bias = has_conv_bias, has_proj_bias
         self.spec = mamba1(d_inner, d_state, d_conv, **types.state)
 
@@ -65,10 +67,12 @@ class Mamba1Mixer(Mixer):
         self.conv = Convolution(weights, [mine], d_inner, self.d_conv, self.has_conv_bias)
         self.x_proj = weights.matrix("x_proj.weight", dt_rank + 2 * d_state, d_inner, columns)
         self.dt_proj = weights.matrix("dt_proj.weight", d_inner, dt_rank, rows)
-        self.norms = [
-            weights.tensor("dt_layernorm.weight", dt_rank),
-            weights.tensor("b_layernorm.weight", d_state),
-            weights.tensor("c_layernorm.weight", d_state),
+        self.gains = [
+            weights.tensor(f"{name}_layernorm.weight", size)
+            if self.has_gains
+            else torch.ones(size, dtype=weights.dtype, device=weights.device)
+            for name, size in zip(("dt", "b", "c"), self.sizes, strict=True)
+            if self.eps is not None
         ]
         # the recurrence is float32 whatever the weights are
         wide = {"dtype": torch.float32, "part": rows}
@@ -83,10 +87,10 @@ class Mamba1Mixer(Mixer):
         x, z = kernels.linear(hidden, self.in_proj, self.in_bias).split(self.channels, dim=1)
         x = self.conv.forward(x, self.cache.conv_state, indices, batch)
         parts = self.parallel.all_reduce(kernels.linear(x, self.x_proj)).split(self.sizes, dim=1)
-        dt, B, C = (
-            kernels.rms_norm(part, weight, self.eps)
-            for part, weight in zip(parts, self.norms, strict=True)
-        )
+        if self.eps is not None:
+            normed = zip(parts, self.gains, strict=True)
+            parts = [kernels.rms_norm(part, gain, self.eps) for part, gain in normed]
+        dt, B, C = parts
         ssm = (x, kernels.linear(dt, self.dt_proj), self.A, B, C, self.cache.ssm_state, indices)
         gates = {"D": self.D, "z": z, "dt_bias": self.dt_bias}
         if batch.is_decode:

@@ -20,7 +20,7 @@ from blockstride.models.modules.weights import LayerWeights
 
 
 class Mamba2Mixer(Mixer):
-    """Mamba-2: one decay a head, B and C shared by groups of heads, a gated norm at the end.
+    """Mamba-2: one decay a head, B and C shared by groups of heads, a gate and a norm at the end.
 
     Ranks share the heads; they share groups, too, where there are fewer groups than ranks.
 
@@ -34,7 +34,10 @@ class Mamba2Mixer(Mixer):
         eps: Added to the mean square in the norm.
         types: What the cache holds.
         has_conv_bias: Whether the convolution has a bias.
-        has_proj_bias: Whether the projections in and out have one.
+        has_proj_bias: Whether the projection in has one.
+        has_out_bias: Whether the projection out has one; as that in when None.
+        has_norm: Whether there is a norm, of each group of channels.
+        norm_before_gate: Whether the norm comes before the gate.
         step_limit: Lowest and highest step of the recurrence.
     """
 
@@ -51,11 +54,16 @@ class Mamba2Mixer(Mixer):
         eps: float = 1e-5,
         has_conv_bias: bool = True,
         has_proj_bias: bool = False,
+        has_out_bias: bool | None = None,
+        has_norm: bool = True,
+        norm_before_gate: bool = False,
         step_limit: tuple[float, float] = (0.0, inf),
     ) -> None:
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.d_state, self.d_conv, self.num_groups, self.eps = d_state, d_conv, n_groups, eps
         self.has_conv_bias, self.has_proj_bias = has_conv_bias, has_proj_bias
+        self.has_out_bias = has_proj_bias if has_out_bias is None else has_out_bias
+        self.has_norm, self.norm_before_gate = has_norm, norm_before_gate
         self.step_limit = None if step_limit == (0.0, inf) else step_limit
         self.spec = mamba2(num_heads, head_dim, d_state, d_conv, n_groups=n_groups, **types.state)
 
@@ -79,13 +87,15 @@ class Mamba2Mixer(Mixer):
         if self.has_proj_bias:
             bias = weights.tensor("in_proj.bias", rows)
             self.in_bias = torch.cat([bias[slice(*part)] for part in parts])
+        if self.has_out_bias:
             self.out_bias = weights.addend("out_proj.bias", hidden_size)
         self.conv = Convolution(weights, conv, total, self.d_conv, self.has_conv_bias)
         wide = {"dtype": torch.float32, "part": Part(0, heads)}
         self.dt_bias = weights.tensor("dt_bias", num_heads, **wide)
         self.A = -torch.exp(weights.tensor("A_log", num_heads, **wide))
         self.D = weights.tensor("D", num_heads, **wide)
-        self.norm = weights.tensor("norm.weight", inner, part=Part(0, x))
+        if self.has_norm:
+            self.gain = weights.tensor("norm.weight", inner, part=Part(0, x))
         self.group_size, self.first_group = inner // n_groups, group.start // d_state
         self.heads = heads.size
         self.sizes = [x.size, x.size + 2 * group.size, heads.size]
@@ -108,6 +118,8 @@ class Mamba2Mixer(Mixer):
             self.cache.ssm_state,
             indices,
         )
+        if not self.has_norm:
+            step["z"] = z.unflatten(1, (self.heads, self.head_dim))
         if batch.is_decode:
             y = kernels.ssd_state_update(*ssm, D=self.D, **step)
         else:
@@ -118,7 +130,10 @@ class Mamba2Mixer(Mixer):
                 D=self.D,
                 **step,
             )
-        return kernels.linear(self._norm(y.flatten(1), z), self.out_proj, self.out_bias)
+        y = y.flatten(1)
+        return kernels.linear(
+            self._norm(y, z) if self.has_norm else y, self.out_proj, self.out_bias
+        )
 
     def _steps(self, dt: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Steps of the recurrence, and what a kernel has still to do to them.
@@ -132,12 +147,16 @@ class Mamba2Mixer(Mixer):
     def _norm(self, y: Tensor, z: Tensor) -> Tensor:
         """Gates, and normalises group by group, also where ranks have parts of a group each."""
         if self.group_size <= y.shape[1]:
-            return kernels.rms_norm(y, self.norm, self.eps, gate=z, group_size=self.group_size)
-        gated = y.float() * silu(z.float())
-        squares = gated.new_zeros(len(y), self.num_groups)
-        squares[:, self.first_group] = gated.square().sum(1)
+            how = {"norm_before_gate": self.norm_before_gate, "group_size": self.group_size}
+            return kernels.rms_norm(y, self.gain, self.eps, gate=z, **how)
+        gate, normed = silu(z.float()), y.float()
+        if not self.norm_before_gate:
+            normed *= gate
+        squares = normed.new_zeros(len(y), self.num_groups)
+        squares[:, self.first_group] = normed.square().sum(1)
         mean = self.parallel.all_reduce(squares)[:, self.first_group, None] / self.group_size
-        return (gated * torch.rsqrt(mean + self.eps) * self.norm).to(y.dtype)
+        normed = normed * torch.rsqrt(mean + self.eps) * self.gain
+        return (normed * gate if self.norm_before_gate else normed).to(y.dtype)
 
 
 def _after(start: int, part: Interval) -> Interval:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class LayerWeights:
         dtype: What they are converted to unless asked otherwise.
         device: Where they go.
         parallel: The rank whose parts are read.
+        factors: Name of a tensor -> what it is multiplied by as it is read: one number, or one for
+            each of its rows.
     """
 
     checkpoint: Checkpoint
@@ -31,10 +33,20 @@ class LayerWeights:
     dtype: torch.dtype
     device: torch.device
     parallel: TensorParallel
+    factors: Mapping[str, float | Tensor] = field(default_factory=dict)
 
     def under(self, name: str) -> LayerWeights:
         """Those whose names go on with `name` and a full stop."""
         return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def times(self, factors: Mapping[str, float | Tensor]) -> LayerWeights:
+        """The same, of which those that go on with a name are multiplied by its factor.
+
+        Files of models that scale what goes into a projection, or comes out of one, are read so
+        that nothing is left to scale.
+        """
+        named = {self.prefix + name: factor for name, factor in factors.items()}
+        return replace(self, factors={**self.factors, **named})
 
     def tensor(
         self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part | None = None
@@ -50,8 +62,15 @@ class LayerWeights:
         Raises:
             ValueError: It is missing, damaged, or has another shape.
         """
-        dtype = self.dtype if dtype is None else dtype
-        return self.checkpoint.tensor(self.prefix + name, shape, dtype, part).to(self.device)
+        dtype, name = self.dtype if dtype is None else dtype, self.prefix + name
+        if name not in self.factors:
+            return self.checkpoint.tensor(name, shape, dtype, part).to(self.device)
+        factor, wide = self.factors[name], torch.float32
+        if isinstance(factor, Tensor):
+            rows = slice(None) if part is None or part.dim else slice(*part.interval)
+            factor = factor[rows].view(-1, *[1] * (len(shape) - 1)).to(self.device)
+        read = self.checkpoint.tensor(name, shape, wide, part).to(self.device)
+        return (read * factor).to(dtype)
 
     def matrix(self, name: str, dim_out: int, dim: int, part: Part | None = None) -> Tensor:
         """The matrix `prefix + name` for `kernels.linear`, packed for its device.
