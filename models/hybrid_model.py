@@ -138,8 +138,8 @@ class HybridModel:
             hidden, self.final_gain, self.config.rms_norm_eps, residual=residual
         )
         logits = kernels.linear(hidden, self.head)
-        if self.config.logits_scaling != 1:
-            logits /= self.config.logits_scaling
+        if (factor := self.config.logits_multiplier / self.config.logits_scaling) != 1:
+            logits *= factor
         if (bound := self.config.logits_soft_cap) is not None:
             logits.div_(bound).tanh_().mul_(bound)
         return self.parallel.join_columns(logits, self.config.vocab_size)

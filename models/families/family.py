@@ -138,7 +138,8 @@ class ModelFamily(Family):
         hidden_act: Activation of the feed-forward part; only `"silu"` exists.
         embedding_multiplier: Of embeddings.
         residual_multiplier: Of what a layer adds to the residual stream.
-        logits_scaling: Divides logits.
+        logits_scaling: Divides logits,
+        logits_multiplier: and this multiplies them; a family has either.
         logits_soft_cap: Logits are kept below it by a hyperbolic tangent; None for no such bound.
         norm_offset: Added to every gain of a norm, where files have them less that.
         residual_in_fp32: Whether the residual stream is float32, whatever weights are.
@@ -159,6 +160,7 @@ class ModelFamily(Family):
     embedding_multiplier = constant(1.0)
     residual_multiplier = constant(1.0)
     logits_scaling = constant(1.0)
+    logits_multiplier = constant(1.0)
     logits_soft_cap: Key[float | None] = constant(None)
     residual_in_fp32 = constant(False)
     norm_offset: ClassVar[float] = 0.0

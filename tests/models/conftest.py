@@ -54,6 +54,7 @@ FAMILIES = {
         },
     ),
     "bamba": ("Bamba", {**MAMBA2, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1", {**MAMBA2, "mamba_d_ssm": 96}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}),
     "mamba2": ("Mamba2", {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2}),

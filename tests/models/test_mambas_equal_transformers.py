@@ -2,13 +2,7 @@
 
 from typing import ClassVar
 
-import pytest
-import torch
-
-from blockstride.models import EngineConfig
-from blockstride.models.loading import load_model
 from tests.models.family_laws import FamilyLaws
-from tests.models.generations import all_logits, assert_close, make_engine, tokens
 
 MAMBA1_CASES = [
     {"use_bias": True, "use_conv_bias": False},
