@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockstride.models.cache_types import CacheTypes
-from blockstride.models.families.keys import anything, count, is_real, number, optional, switch
+from blockstride.models.families.keys import count, number, optional, several, switch
 from blockstride.models.families.mamba2_hybrid import Mamba2Hybrid
 from blockstride.models.modules import Branch, FeedForward, GatedMLP, LayerWeights, Mixer
 
@@ -55,8 +55,8 @@ class FalconH1(Mamba2Hybrid):
     key_multiplier = number(1.0)
     ssm_in_multiplier = number(1.0)
     ssm_out_multiplier = number(1.0)
-    ssm_multipliers = anything([1.0] * 5)
-    mlp_multipliers = anything([1.0] * 2)
+    ssm_multipliers = several(1.0, 1.0, 1.0, 1.0, 1.0)
+    mlp_multipliers = several(1.0, 1.0)
 
     def layer_types(self) -> list[str]:
         """All alike."""
@@ -75,15 +75,6 @@ class FalconH1(Mamba2Hybrid):
         """Raise `ValueError` unless all keys are such that the model runs."""
         super().check()
         self.expect(not self.mlp_bias, "mlp_bias", "false")
-        self._several("ssm_multipliers", 5)
-        self._several("mlp_multipliers", 2)
-
-    def _several(self, name: str, size: int) -> list[float]:
-        said = getattr(self, name)
-        said = [1.0] * size if said is None else said
-        fits = isinstance(said, list) and len(said) == size and all(map(is_real, said))
-        self.expect(fits, name, f"{size} numbers")
-        return said
 
     def branches(
         self, layer: int, mixers: Mapping[str, Mixer], weights: LayerWeights
@@ -94,7 +85,7 @@ class FalconH1(Mamba2Hybrid):
     def _factors(self) -> dict[str, float | Tensor]:
         """Name of a tensor of a layer -> its factor."""
         seen, given = self.attention_in_multiplier, self.attention_out_multiplier
-        gate, down = self._several("mlp_multipliers", 2)
+        gate, down = self.mlp_multipliers
         parts = self._part_factors()
         return {
             "self_attn.q_proj.weight": seen,
@@ -115,7 +106,7 @@ class FalconH1(Mamba2Hybrid):
         """Factors of all rows of a mixer's projection in."""
         inner, shared = self.channels, self.groups * self.d_state
         sizes = torch.tensor([inner, inner, shared, shared, self.ssm_heads])
-        factors = torch.tensor(self._several("ssm_multipliers", 5), dtype=torch.float32)
+        factors = torch.tensor(self.ssm_multipliers, dtype=torch.float32)
         return factors.repeat_interleave(sizes)
 
     def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:

@@ -116,6 +116,18 @@ def limits(*names: str) -> Key[tuple[float, float]]:
     return Key(every, names, expected=expected, convert=_limits, is_nullable=True, null=every)
 
 
+def several(*default: float) -> Key[tuple[float, ...]]:
+    """As many numbers as the default has, which null means too."""
+    size = len(default)
+
+    def convert(value: Any) -> tuple[float, ...] | None:
+        fits = isinstance(value, list | tuple) and len(value) == size and all(map(is_real, value))
+        return tuple(map(float, value)) if fits else None
+
+    expected = f"{size} numbers"
+    return Key(default, expected=expected, convert=convert, is_nullable=True, null=default)
+
+
 def anything(default: Any = None, *names: str) -> Key[Any]:
     """Whatever a file says, for a family that checks it on its own."""
     return Key(default, names)

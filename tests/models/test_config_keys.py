@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RotaryEmbedding
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridRotaryEmbedding,
 )
@@ -17,9 +18,16 @@ from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint_files import read_json
 from blockstride.models.families import FAMILIES, ModelFamily, model_family
 from blockstride.models.families.keys import Constant
+from blockstride.models.families.mamba import Mamba
+from blockstride.models.families.roles import HasAttention
 from blockstride.models.loading import compute_dtype
+from tests.models import mamba_files
 
-ROTARY = {"bamba": BambaRotaryEmbedding, "granitemoehybrid": GraniteMoeHybridRotaryEmbedding}
+ROTARY = {
+    "bamba": BambaRotaryEmbedding,
+    "falcon_h1": FalconH1RotaryEmbedding,
+    "granitemoehybrid": GraniteMoeHybridRotaryEmbedding,
+}
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -70,7 +78,9 @@ FILES = {
         "attn_layer_offset": 2,
         "mamba_dt_rank": 9,
     },
+    **mamba_files.FILES,
 }
+FILES["falcon_h1"] = {**SIZES, **MAMBA2, **FILES["falcon_h1"]}
 TYPES = CacheTypes(torch.float32, torch.float32)
 KEYS = [(family, key) for family, file in FILES.items() for key in file]
 # what is compared as what follows from it
@@ -104,18 +114,22 @@ def ours(family, values):
     """What our family makes of a file."""
     config: Any = model_family({"model_type": family, **values})
     said = {key: getattr(config, name) for key, name in keys_of(family).items()}
-    said["num_key_value_heads"] = config.kv_heads
-    said["head_dim"] = config.head_size
+    if isinstance(config, HasAttention):
+        said["num_key_value_heads"] = config.kv_heads
+        said["head_dim"] = config.head_size
     said["attention"] = ["attention" in kinds for kinds in config.kinds()]
     said["frequencies"] = None
     if family == "jamba":
         said["mamba_dt_rank"] = config.mamba1(TYPES).sizes[0]
         said["experts"] = [config.has_experts(i) for i in range(config.num_hidden_layers)]
-    else:
+    elif isinstance(config, Mamba):
+        said["time_step_rank"] = config.mamba1(TYPES).sizes[0]
+        said["intermediate_size"] = config.channels
+    elif family != "mamba2":
         said["mamba_d_head"] = config.mamba2(TYPES).head_dim
-        if config.rotary is not None:
-            config.rotary.to(torch.device("cpu"))
-            said["frequencies"] = config.rotary.frequencies.tolist()
+    if getattr(config, "rotary", None) is not None:
+        config.rotary.to(torch.device("cpu"))
+        said["frequencies"] = config.rotary.frequencies.tolist()
     return {key: value for key, value in said.items() if key not in SPELLED}
 
 
@@ -123,13 +137,18 @@ def theirs(family, values):
     """The same, of transformers' config and of what its model makes of that."""
     config = transformers.CONFIG_MAPPING[family].from_dict({"model_type": family, **values})
     said = {key: getattr(config, key, None) for key in keys_of(family).keys() - SPELLED}
-    size = config.hidden_size // config.num_attention_heads
-    said["head_dim"] = getattr(config, "head_dim", None) or size
-    attention = [kind in ("attention", "full_attention") for kind in config.layers_block_type]
-    said |= {"attention": attention, "frequencies": None}
+    said = {key: tuple(v) if isinstance(v, list) else v for key, v in said.items()}
+    if "mamba" in family and said.get("intermediate_size", 0) is None:
+        raise ValueError("intermediate_size: a config, and no model")
+    if hasattr(config, "num_attention_heads"):
+        size = config.hidden_size // config.num_attention_heads
+        said["head_dim"] = getattr(config, "head_dim", None) or size
+    kinds = getattr(config, "layer_types", None) or config.layers_block_type
+    attends = [kind in ("attention", "full_attention", "hybrid") for kind in kinds]
+    said |= {"attention": attends, "frequencies": None}
     if family == "jamba":
         said["experts"] = [count > 1 for count in config.layers_num_experts]
-    elif getattr(config, "position_embedding_type", "rope") == "rope":
+    elif family in ROTARY and getattr(config, "position_embedding_type", "rope") == "rope":
         said["frequencies"] = ROTARY[family].compute_default_rope_parameters(config)[0].tolist()
     return said
 
