@@ -16,7 +16,7 @@ from blockstride.checks import expect
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.detokenizer import Detokenizer, TokenDecoder
 from blockstride.models.distributed import Deployment
-from blockstride.models.distributed.deployment import TIMEOUT_SECONDS
+from blockstride.models.distributed.deployment import TIMEOUT_SECONDS, TransferWay
 from blockstride.models.engine import Engine, EngineConfig, EngineReport, SamplingParams
 from blockstride.models.engine.values import expect_type
 from blockstride.models.engine_loop import EngineLoop
@@ -58,7 +58,9 @@ class LLM:
         dtype: See `load_model`.
         device: `"cpu"`, `"cuda"`, whose GPUs are dealt to ranks in turn, or one, as `"cuda:1"`; all
             GPUs when there are some and this is None.
-        transfer: How sequences are handed over; None for the defaults.
+        transfer: How sequences are handed over: `"pull"`, decode engines read them; `"push"`,
+            prefill engines write them, so that decode engines have no bytes to move; or settings
+            of the connectors.
         timeout_seconds: After how long without a heartbeat a process is given up, and other engines
             do its work.
 
@@ -87,7 +89,7 @@ class LLM:
         decode: Configs | None = None,
         dtype: str = "auto",
         device: str | torch.device | None = None,
-        transfer: ConnectorSettings | None = None,
+        transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         prompts = _configs(prefill, "prefill")

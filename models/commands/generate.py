@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from blockstride.models.commands.prompts import (
     typed_tokens,
 )
 from blockstride.models.commands.values import positive, real, whole
+from blockstride.models.distributed.deployment import TransferWay
 from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
 from blockstride.models.llm import LLM
 from blockstride.models.loading import KV_DTYPES
@@ -78,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--prefill", action="append", metavar="ENGINE", help=ENGINE_HELP)
     engine.add_argument(
         "--decode", action="append", metavar="ENGINE", help="the same, for what continues prompts"
+    )
+    engine.add_argument(
+        "--transfer",
+        choices=get_args(TransferWay),
+        default="pull",
+        help="pull: engines that continue prompts read their caches; push: those that computed "
+        "them write (default %(default)s)",
     )
     engine.add_argument(
         "--max-len", type=positive, help="most tokens of a sequence; as many as the model allows"
@@ -204,7 +212,7 @@ def _load(args: argparse.Namespace) -> LLM:
     decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
     if not args.prefill and not args.decode:
         return LLM(args.model, config=config, **options)
-    return LLM(args.model, prefill=prefill, decode=decode, **options)
+    return LLM(args.model, prefill=prefill, decode=decode, transfer=args.transfer, **options)
 
 
 def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfig:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal, get_args
 
 from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
@@ -43,6 +43,8 @@ from blockstride.models.engine.request import FinishReason
 from blockstride.models.fingerprint import model_fingerprint
 from blockstride.transfer.connector import ConnectorSettings
 
+TransferWay = Literal["pull", "push"]
+
 HELD_SECONDS = 120.0
 """Longest time that a computed prompt waits until a decode engine has room for it."""
 
@@ -63,7 +65,8 @@ class Deployment:
         decode: Engines that continue them.
         dtype: See `load_model`.
         device: Where they run; ranks are dealt to all GPUs in turn.
-        transfer: How sequences are handed over; None for the defaults.
+        transfer: How sequences are handed over: `"pull"`, decode engines read them; `"push"`,
+            prefill engines write them; or settings of the connectors.
         timeout_seconds: After how long without a heartbeat an engine is given up.
 
     Raises:
@@ -80,10 +83,13 @@ class Deployment:
         decode: Sequence[EngineConfig],
         dtype: str,
         device: str,
-        transfer: ConnectorSettings | None = None,
+        transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         expect(len(decode) > 0, "decode", "at least one engine", "none")
+        ways = get_args(TransferWay)
+        is_known = isinstance(transfer, ConnectorSettings) or transfer in ways
+        expect(is_known, "transfer", f"settings, or one of {', '.join(ways)}", repr(transfer))
         expect(timeout_seconds > 0, "timeout_seconds", "more than 0", timeout_seconds)
         # once for all ranks, and before anything is begun that would have to be ended
         fingerprint = model_fingerprint(path) if prefill else ""
@@ -215,9 +221,12 @@ class Deployment:
         self._finalizer()
 
 
-def _shared_settings(transfer: ConnectorSettings | None) -> ConnectorSettings:
+def _shared_settings(transfer: ConnectorSettings | TransferWay) -> ConnectorSettings:
     """Settings of all connectors, which trust each other by a key that nobody else has."""
-    settings = transfer or ConnectorSettings(lease_seconds=HELD_SECONDS)
+    if isinstance(transfer, ConnectorSettings):
+        settings = transfer
+    else:
+        settings = ConnectorSettings(lease_seconds=HELD_SECONDS, push=transfer == "push")
     # whoever gives engines different types wants them converted
     return replace(settings, key=settings.key or token_bytes(32), cast=True)
 

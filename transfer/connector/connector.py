@@ -135,8 +135,9 @@ class Connector:
     def add_peer(self, engine_id: str, addresses: Sequence[str]) -> None:
         """Makes known where the ranks of a producing engine listen, rank 0 first.
 
-        Once more with other addresses, links to the old ones are given up; the processes that
-        listened there must have ended, since one that writes here could not be told to stop.
+        Once more with other addresses, or with none for an engine that is gone, links to the old
+        ones are given up; the processes that listened there must have ended, since one that writes
+        here could not be told to stop.
         """
         expect_type(engine_id, "engine_id", str)
         known = names(addresses, "addresses")
@@ -212,10 +213,11 @@ class Connector:
             self._running().call(offer)
 
     def withdraw(self, request_id: str) -> bool:
-        """Ends an offer at once; whoever still reads is told that it came too late.
+        """Ends an offer; whoever still reads is told that it came too late.
 
         Returns:
-            Whether its blocks are free now: not when they are just being written to a reader.
+            Whether its blocks are free now: not when they are just being written to a reader, which
+            is stopped; `ended_leases` tells when it has.
         """
         check_request_id(request_id)
         return self._running().call(lambda: self._leases.withdraw(request_id))

@@ -37,6 +37,7 @@ class Lease:
         abandoned: Whether one of them had not read all.
         writing: Ranks that are being written to, and what stops that: the blocks are in use however
             late it is.
+        is_withdrawn: Whether it ends as soon as nobody is written to.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Lease:
     finished: set[ReaderRank] = field(default_factory=set)
     abandoned: bool = False
     writing: dict[ReaderRank, asyncio.Event] = field(default_factory=dict)
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,13 @@ class LeaseTable:
             stop.set()
         return stop is not None
 
+    def written(self, lease: Lease, reader: ReaderRank) -> None:
+        """A reader is written to no more."""
+        del lease.writing[reader]
+        is_held = self._leases.get(lease.request_id) is lease
+        if is_held and lease.is_withdrawn and not lease.writing:
+            self._end(lease, "withdrawn")
+
     def stop_all(self) -> None:
         """Lets no further chunk be written to anybody."""
         for lease in self._leases.values():
@@ -186,9 +195,17 @@ class LeaseTable:
                 stop.set()
 
     def withdraw(self, request_id: str) -> bool:
-        """Ends a lease for the engine's own reasons; returns whether there was one to end."""
+        """Ends a lease for the engine's own reasons; returns whether it has ended now.
+
+        One that readers are written to from ends when that has stopped.
+        """
         lease = self._leases.get(request_id)
-        if lease is None or lease.writing:
+        if lease is None:
+            return False
+        if lease.writing:
+            lease.is_withdrawn = True
+            for stop in lease.writing.values():
+                stop.set()
             return False
         self._end(lease, "withdrawn")
         return True

@@ -13,7 +13,7 @@ from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
 from blockstride.transfer.connector.messages import Claim, Introduction, PushTarget
 from blockstride.transfer.connector.pairing import Pairing, pair
 from blockstride.transfer.connector.staging import Area, copy_here
-from blockstride.transfer.errors import AbortedError, as_failure
+from blockstride.transfer.errors import AbortedError, LeaseExpiredError, as_failure
 from blockstride.transfer.nixl import Peer, PreparedCopy
 from blockstride.transfer.peer_plan import PeerPlan, ReadSpec
 from blockstride.transfer.request import TransferRequest, check_blocks
@@ -168,6 +168,8 @@ class ReaderSession:
             for spec, prepared in zip(work.specs, lists, strict=True):
                 assert spec is not None, "all that is written is planned"
                 await self.local.move("WRITE", prepared, spec.wire, touching, stop)
+            if lease.is_withdrawn:
+                raise LeaseExpiredError(f"lease {lease.epoch} of this request was withdrawn")
             if stop.is_set():
                 raise AbortedError("stopped by its reader")
             # while it still counts as being written, as that may have taken longer than a lease
@@ -175,7 +177,7 @@ class ReaderSession:
         finally:
             while touching:
                 await asyncio.wait(touching)
-            del lease.writing[self.reader]
+            self.leases.written(lease, self.reader)
 
     async def _pack(self, work: Work) -> None:
         """Brings a request into the staging areas that are read or written from."""

@@ -264,12 +264,13 @@ class Read:
         """Tells a producer that its blocks aren't read any more, once that is true.
 
         One that may still write is asked until it, or its successor at that address, says that it
-        has stopped.
+        has stopped, or until it has no address: then its processes have ended.
         """
         request_id, settings = self._request.request_id, self._local.settings
         if not settings.push:
             await self._untouched()
         while True:
+            is_gone = not producer.addresses
             with suppress(TransferError):
                 session = await producer.session(rank, settings.answer_seconds)
                 await session.call(Done, Stop, patiently=True, request_id=request_id, epoch=epoch)
@@ -277,6 +278,9 @@ class Read:
             if written is None or written.done():
                 return
             await asyncio.sleep(settings.backoff_seconds)
+            if is_gone:
+                # what it had sent was in buffers, and has come since
+                break
         if written is not None and not written.done():
             written.set_result(None)
 

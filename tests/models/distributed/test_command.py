@@ -7,11 +7,15 @@ from blockstride.models.cli import main
 ENGINES = ["--prefill", "tp=1,layout=BHLNC,mib=16", "--decode", "layout=LBNHC,block=48,mib=16"]
 
 
-def test_engines_in_processes_print_the_text_of_one_engine(reference, capsys):
+@pytest.mark.parametrize("transfer", ["pull", "push"])
+def test_engines_in_processes_print_the_text_of_one_engine(reference, capsys, transfer):
     arguments = ["generate", "--model", str(reference.path), "--prompt", "hello", "--stats"]
     assert main([*arguments, "--max-tokens", "20", "--ignore-eos"]) == 0
     alone = capsys.readouterr().out
-    assert main([*arguments, "--max-tokens", "20", "--ignore-eos", *ENGINES]) == 0
+    assert (
+        main([*arguments, "--max-tokens", "20", "--ignore-eos", *ENGINES, "--transfer", transfer])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert out == alone
     assert "prefill-0" in err

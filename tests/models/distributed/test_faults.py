@@ -108,9 +108,13 @@ def test_requests_fail_by_name_when_no_engine_is_left(deploy, reference):
     assert not llm.engine.has_work
 
 
+@pytest.mark.parametrize("transfer", ["pull", "push"])
 @pytest.mark.parametrize("fault", [kill, stop])
-def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, monkeypatch):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), timeout_seconds=QUICK)
+def test_blocks_that_do_not_arrive_are_computed_again(
+    deploy, reference, fault, transfer, monkeypatch
+):
+    engines = {"prefill": engine(), "decode": engine()}
+    llm = deploy(reference.path, **engines, transfer=transfer, timeout_seconds=QUICK)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
@@ -120,16 +124,45 @@ def test_blocks_that_do_not_arrive_are_computed_again(deploy, reference, fault, 
 
     monkeypatch.setattr(llm.engine._requests, "on_held", fail_first)
     assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
-    failing = llm.engine.prefill[0]
-    failing.kill()
+    if transfer == "pull":
+        source.kill()
+    elif source.is_alive:
+        # whoever is stopped may still write; readers wait until they are told that it is gone
+        llm.engine._lose(source, "unresponsive")
     (report,) = llm.reports()
     assert report.failed_reads == 1
     until(lambda: all_blocks_are_free(llm))
     assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
 
 
-def test_a_request_is_computed_again_when_its_lease_ran_out(deploy, reference, monkeypatch):
-    llm = deploy(reference.path, prefill=engine(), decode=engine())
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_blocks_come_back_from_a_reader_that_dies_as_it_is_written_to(
+    deploy, reference, ranks, monkeypatch
+):
+    engines = {"prefill": engine(), "decode": [engine(tp_size=ranks), engine()]}
+    llm = deploy(reference.path, **engines, transfer="push", timeout_seconds=QUICK)
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
+    on_held, readers = llm.engine._requests.on_held, llm.engine.decode
+
+    def kill_reader(holder, request_id):
+        on_held(holder, request_id)
+        reader = next(each for each in readers if each.requests)
+        if all(each.is_alive for each in readers):
+            kill(reader, ranks - 1)
+
+    monkeypatch.setattr(llm.engine._requests, "on_held", kill_reader)
+    # the first to be asked is the one with several ranks; a lease would last longer than this waits
+    assert tokens_of(llm, PROMPTS[:1], greedy(6)) == wanted[:1]
+    assert [each.is_alive for each in readers] == [False, True]
+    until(lambda: all_blocks_are_free(llm), 30.0)
+    assert tokens_of(llm, PROMPTS, greedy(6)) == wanted
+
+
+@pytest.mark.parametrize("transfer", ["pull", "push"])
+def test_a_request_is_computed_again_when_its_lease_ran_out(
+    deploy, reference, transfer, monkeypatch
+):
+    llm = deploy(reference.path, prefill=engine(), decode=engine(), transfer=transfer)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
     on_held, source = llm.engine._requests.on_held, llm.engine.prefill[0]
 
@@ -233,9 +266,11 @@ def test_a_stopped_engine_is_given_up_and_the_others_go_on(deploy, reference, ra
     until(lambda: all_blocks_are_free(llm))
 
 
-def test_after_random_faults_answers_are_right_and_blocks_free(deploy, reference):
+@pytest.mark.parametrize("transfer", ["pull", "push"])
+def test_after_random_faults_answers_are_right_and_blocks_free(deploy, reference, transfer):
     llm = deploy(
         reference.path,
+        transfer=transfer,
         prefill=engine(),
         decode=[engine(num_blocks=(4, 20)), engine()],
         timeout_seconds=TIMEOUT_SECONDS,
@@ -251,6 +286,8 @@ def test_a_model_that_ranks_cannot_share_is_refused_by_name(deploy, reference):
         deploy(reference.path, config=engine(), decode=engine())
     with pytest.raises(ValueError, match="decode: expected at least one engine"):
         deploy(reference.path, prefill=engine(), decode=[])
+    with pytest.raises(ValueError, match="transfer: expected settings, or one of pull, push, got"):
+        deploy(reference.path, prefill=engine(), decode=engine(), transfer="throw")
 
 
 def test_a_prompt_that_fits_no_engine_is_refused_before_it_is_sent(deploy, reference):

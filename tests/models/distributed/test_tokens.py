@@ -43,16 +43,21 @@ def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, 
         ),
     ],
 )
+@pytest.mark.parametrize("transfer", ["pull", "push"])
 def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
-    deploy, reference, prefill, decode
+    deploy, reference, prefill, decode, transfer
 ):
-    llm = deploy(reference.path, prefill=engine(**prefill), decode=engine(**decode))
+    engines = {"prefill": engine(**prefill), "decode": engine(**decode)}
+    llm = deploy(reference.path, **engines, transfer=transfer)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
     first, second = llm.reports()
     assert first.stats.decode_tokens == 0
     assert second.stats.prefill_tokens == 0
     assert second.transfers.requests == len(PROMPTS)
+    # who moves the bytes is who is asked to
+    is_pushed = transfer == "push"
+    assert (first.transfers.nbytes > 0, second.transfers.nbytes > 0) == (is_pushed, not is_pushed)
     until(lambda: all_blocks_are_free(llm))
 
 
@@ -66,10 +71,13 @@ def test_hybrids_with_mamba2_are_handed_over_between_ranks_that_share_groups(
     assert llm.reports()[1].transfers.requests == len(PROMPTS)
 
 
-def test_types_are_converted_between_engines(deploy, reference):
+@pytest.mark.parametrize("transfer", ["pull", "push"])
+def test_types_are_converted_between_engines(deploy, reference, transfer):
     """What one engine has narrowed stays narrow in the other, whatever that could hold."""
     narrow = {"kv_cache_dtype": "bfloat16", "ssm_dtype": "bfloat16"}
-    llm = deploy(reference.path, prefill=engine(**narrow, tp_size=2), decode=engine())
+    llm = deploy(
+        reference.path, prefill=engine(**narrow, tp_size=2), decode=engine(), transfer=transfer
+    )
     one = LLM(reference.path, config=engine(**narrow))
     # the second token sees nothing but what was handed over, and itself
     assert tokens_of(llm, PROMPTS, greedy(2)) == tokens_of(one, PROMPTS, greedy(2))

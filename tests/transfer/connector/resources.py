@@ -23,6 +23,7 @@ def resources_of(connector: Connector) -> dict[str, int]:
             "granted": sum(len(session.epochs) for session in sessions),
             "reads": len(connector._reads),
             "leases": len(connector._leases),
+            "writing": sum(len(lease.writing) for lease in connector._leases._leases.values()),
         }
 
     return connector._running().run(count())

@@ -215,6 +215,15 @@ def holds_only(byte: int, name: str = "d") -> bool:
     return all(bool((memory == byte).all()) for memory in STATE["memory"][name].values())
 
 
+def freeze_when_written_to(pid: int, byte: int, seconds: float = 15.0) -> None:
+    """Stops another process as soon as memory here, which held but one byte, holds others."""
+    end, samples = monotonic() + seconds, [m[::4096] for m in STATE["memory"]["d"].values()]
+    while all(bool((sample == byte).all()) for sample in samples):
+        assert not handle().done, handle().error
+        assert monotonic() < end, f"nothing written within {seconds} s"
+    os.kill(pid, signal.SIGSTOP)
+
+
 def process_use() -> dict[str, int]:
     """What the system says that this process uses."""
     gc.collect()

@@ -118,15 +118,35 @@ def test_a_lease_lasts_as_long_as_its_blocks_are_being_written():
     lease = leases.claim("r", A, 1, 0.0)
     lease.writing[A] = stop = asyncio.Event()
     leases.expire(100.0)
-    assert not leases.withdraw("r")
     assert leases.ended() == []
-    assert not leases.stop_writing(("other", 0), "r")
+    assert not leases.stop_writing(B, "r")
     assert not stop.is_set()
     assert leases.stop_writing(A, "r")
     assert stop.is_set()
-    del lease.writing[A]
+    leases.written(lease, A)
+    assert leases.ended() == []
     leases.expire(100.0)
     assert leases.ended() == [LeaseEnd("r", "expired")]
+
+
+def test_a_lease_that_is_withdrawn_ends_as_soon_as_nobody_is_written_to():
+    leases = table()
+    lease = leases.claim("r", A, 2, 0.0)
+    stops = {reader: asyncio.Event() for reader in (A, B)}
+    lease.writing.update(stops)
+    assert not leases.withdraw("r")
+    assert all(stop.is_set() for stop in stops.values())
+    leases.written(lease, A)
+    assert leases.ended() == []
+    leases.written(lease, B)
+    assert leases.ended() == [LeaseEnd("r", "withdrawn")]
+    # and once only, where its last reader has ended it in between
+    lease = leases.offer("s", 16, [], 0.0)
+    lease.writing[A] = asyncio.Event()
+    leases.withdraw("s")
+    leases.abandon("s", None, A, 1)
+    leases.written(lease, A)
+    assert leases.ended() == [LeaseEnd("s", "abandoned")]
 
 
 def test_a_reader_that_comes_too_late_gets_an_error_and_not_the_next_tenants_bytes(crew: Crew):
