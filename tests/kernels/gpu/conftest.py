@@ -42,10 +42,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if INTERPRET or torch.cuda.is_available() else True
 
 
-from support import interpreter  # noqa: E402
+from support import interpreter, quick_interpreter  # noqa: E402
 
 if INTERPRET:
     interpreter.repair()
+    quick_interpreter.speed_up()
 
 
 @pytest.fixture
