@@ -26,8 +26,8 @@ from tests.kernels.recurrences import (
     turned,
 )
 
-# the interpreter is slow
-LAW = settings(max_examples=5) if INTERPRET else settings()
+# the interpreter is slow; either way there are chunks that are whole, and parts of them
+LAW, LONGEST = (settings(max_examples=5), 35) if INTERPRET else (settings(), 70)
 
 
 def test_a_state_is_not_read_without_has_initial_state(scan):
@@ -38,9 +38,8 @@ def test_a_state_is_not_read_without_has_initial_state(scan):
     assert torch.equal(scan.function(**inputs), expected)
 
 
-@pytest.mark.parametrize(
-    "cut", [(1, 69), (16, 54), (17, 53), (64, 6), (65, 5), (69, 1), (13, 13, 44)], ids=str
-)
+# before, at and behind the ends of chunks; nowhere near one; a piece longer than any chunk
+@pytest.mark.parametrize("cut", [(1, 15, 1, 47, 1, 5), (13, 13, 44), (4, 66)], ids=str)
 def test_a_prompt_in_pieces_ends_as_one_call_does(scan, cut):
     """The state of a piece that ended anywhere reaches the next, in a batch of one."""
     inputs = scan.make(lengths=(70,), initial=False)
@@ -60,7 +59,7 @@ def test_the_state_after_a_checkpoint_is_the_state_of_a_prompt_that_ends_there(s
     """A prefix resumed at token N must not get the state of N + 1, also where N ends a chunk."""
     inputs = scan.make(lengths=(3, 70), state_dtype=state_dtype)
     initial = inputs["ssm_state"].clone()
-    tokens = (2, 3, 10, 11, 19, 66, 72)
+    tokens = (2, 3, 10, 11, 19, 66, 72) if state_dtype == F32 else (2, 19, 66)
     keep(inputs, *((token, 4 + i) for i, token in enumerate(tokens)))
     scan.function(**inputs)
     for block, token in enumerate(tokens, 4):
@@ -71,7 +70,7 @@ def test_the_state_after_a_checkpoint_is_the_state_of_a_prompt_that_ends_there(s
 
 
 @LAW
-@given(lengths=st.lists(st.integers(0, 70), max_size=4))
+@given(lengths=st.lists(st.integers(0, LONGEST), max_size=4))
 def test_a_sequence_does_not_depend_on_its_batch(scan, lengths):
     inputs = scan.make(lengths=tuple(lengths))
     states = inputs["ssm_state"].clone()
@@ -192,8 +191,9 @@ def test_a_step_that_is_no_number_is_seen_in_its_own_sequence_alone(scan):
 
 
 def test_every_memory_order_gives_the_same_bits(scan, pool_of, assert_same_bits):
-    inputs = scan.make(lengths=(5, 19))
-    keep(inputs, (20, 7))
+    # strides count where a state is read, passed and left, however many tokens lie between
+    inputs = scan.make(lengths=(9,))
+    keep(inputs, (7, 7))
     initial = inputs["ssm_state"].clone()
     out = scan.function(**inputs)
     for order in permutations(range(initial.dim())):

@@ -1,5 +1,6 @@
-"""A whole model over Triton kernels generates what it generates over those for CPUs."""
+"""A whole model over Triton kernels computes what it computes over those for CPUs."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from blockstride import kernels
 from blockstride.models import Engine, EngineConfig, SamplingParams
+from blockstride.models.batch import StepBatch
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.loading import load_model
 
@@ -21,9 +23,26 @@ KERNELS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def half(tmp_path_factory) -> Path:
+    """The shipped model's first half: two Mamba layers round one of attention, experts in that."""
+    folder = tmp_path_factory.mktemp("half")
+    for file in SHIPPED.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "config.json").unlink()
+    config = json.loads((SHIPPED / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> list[list[int]]:
     """Continuations of prompts, all run together by an engine that is not warmed up."""
     engine = Engine(load_model(SHIPPED, config, device=device, dtype="float32"), config)
+    return tokens_of(engine, *prompts, **params)
+
+
+def tokens_of(engine: Engine, *prompts: str, **params: Any) -> list[list[int]]:
+    """Continuations of prompts."""
     tokenizer = Checkpoint(SHIPPED).tokenizer()
     assert tokenizer is not None
     asked = SamplingParams(ignore_eos=True, **params)
@@ -32,6 +51,21 @@ def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> l
         engine.step()
     engine.blocks.check()
     return [request.output_ids for request in requests]
+
+
+def tokens_and_logits(
+    model: Path, config: EngineConfig, device: str, prompt: str
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Two tokens after a prompt, and the logits of every step."""
+    engine = Engine(load_model(model, config, device=device, dtype="float32"), config)
+    forward, logits = engine.model.forward, []
+
+    def keep(batch: StepBatch) -> torch.Tensor:
+        logits.append(forward(batch))
+        return logits[-1]
+
+    engine.model.forward = keep
+    return tokens_of(engine, prompt, max_tokens=2), torch.cat(logits)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +81,9 @@ def tokens(config: EngineConfig, device: str, *prompts: str, **params: Any) -> l
     ],
     ids=["whole", "chunks of 16", "chunks of 5", "chunks of 1"],
 )
-def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, device, monkeypatch):
+def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, half, device, monkeypatch):
+    # one row has all layers, so that every kind of cache has several
+    model = SHIPPED if config.prefill_chunk is None else half
     # every public function that chooses between Triton and the CPU asks this
     modules = {name: sys.modules[getattr(kernels, name).__module__] for name in KERNELS}
     launched = set()
@@ -55,11 +91,13 @@ def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, device, monke
         # interpreted, the engine's tensors are on the CPU
         answer = lambda tensor, name=name: launched.add(name) or True  # noqa: E731
         monkeypatch.setattr(module, "runs_on_triton", answer)
-    by_triton = tokens(config, device, prompt, max_tokens=2)
+    by_triton, logits = tokens_and_logits(model, config, device, prompt)
     assert launched == KERNELS
     for module in modules.values():
         monkeypatch.setattr(module, "runs_on_triton", lambda tensor: False)
-    assert by_triton == tokens(config, "cpu", prompt, max_tokens=2)
+    by_cpu, expected = tokens_and_logits(model, config, "cpu", prompt)
+    assert by_triton == by_cpu
+    torch.testing.assert_close(logits.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 LONG = "And the LORD spake unto Moses, saying, Speak unto the children of Israel, and say unto them"
