@@ -141,6 +141,53 @@ def head_state_update(num_seqs: int, num_heads: int, d_state: int) -> Case:
     return Case(ours, plain, 8 * numbers, 5 * numbers)
 
 
+def unit(num_tokens: int, dim: int) -> dict[str, Any]:
+    x, recurrence_gate, input_gate, z = torch.randn(4, num_tokens, dim)
+    gates = {"recurrence_gate": recurrence_gate, "input_gate": input_gate, "z": z}
+    return {"x": x, "A": -torch.logspace(-3, 0, dim)} | gates
+
+
+def decay_and_input(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    log_decay = inputs["A"] * inputs["recurrence_gate"].sigmoid()
+    taken = inputs["input_gate"].sigmoid() * inputs["x"]
+    return log_decay.exp(), taken * (1 - (2 * log_decay).exp()).sqrt()
+
+
+def real_gated(num_tokens: int, dim: int) -> Case:
+    inputs, state = unit(num_tokens, dim), torch.zeros(2, dim)
+    bounds = {"query_start_loc": ids(0, num_tokens), "has_initial_state": torch.tensor([True])}
+
+    def ours() -> Tensor:
+        state.zero_()
+        return kernels.rg_lru(**inputs, **bounds, ssm_state=state, state_indices=ids(1))
+
+    def plain() -> Tensor:
+        state, outs = torch.zeros(dim), []
+        decay, added = decay_and_input(inputs)
+        for t in range(num_tokens):
+            state = decay[t] * state + added[t]
+            outs.append(state)
+        return torch.stack(outs) * functional.gelu(inputs["z"], approximate="tanh")
+
+    return Case(ours, plain, 20 * num_tokens * dim, 40 * num_tokens * dim)
+
+
+def real_gated_update(num_seqs: int, dim: int) -> Case:
+    inputs, pool = unit(num_seqs, dim), torch.randn(num_seqs + 1, dim)
+    again, indices = pool.clone(), torch.arange(1, num_seqs + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.rg_lru_update(**inputs, ssm_state=pool, state_indices=indices)
+
+    def plain() -> Tensor:
+        decay, added = decay_and_input(inputs)
+        state = again[1:]
+        state.mul_(decay).add_(added)
+        return state * functional.gelu(inputs["z"], approximate="tanh")
+
+    return Case(ours, plain, 28 * num_seqs * dim, 40 * num_seqs * dim)
+
+
 def convolution(num_tokens: int, dim: int) -> Case:
     x = torch.randn(num_tokens, 2 * dim)[:, :dim]
     weight, bias = torch.randn(dim, 4), torch.randn(dim)
@@ -331,6 +378,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "ssd_scan-512x64x128": lambda: head_scan(512, 64, 128),
     "ssd_state_update-1x8x64": lambda: head_state_update(1, 8, 64),
     "ssd_state_update-8x64x128": lambda: head_state_update(8, 64, 128),
+    "rg_lru-512x512": lambda: real_gated(512, 512),
+    "rg_lru-2048x1536": lambda: real_gated(2048, 1536),
+    "rg_lru_update-1x512": lambda: real_gated_update(1, 512),
+    "rg_lru_update-8x1536": lambda: real_gated_update(8, 1536),
     "causal_conv1d-512x512": lambda: convolution(512, 512),
     "causal_conv1d-2048x1536": lambda: convolution(2048, 1536),
     "causal_conv1d_update-1x512": lambda: convolution_update(1, 512),

@@ -22,6 +22,7 @@ from blockstride.kernels.cache.gpu import (
     unpack_state,
 )
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.lru.gpu import rg_lru_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
 from blockstride.kernels.mamba2.gpu import ssd_state_update
 from blockstride.kernels.mlp.gpu import gate_and_mul
@@ -75,6 +76,7 @@ def state_calls(num_seqs: int = 64, dim: int = 512) -> dict[str, Callable[[], ob
         "selective_state_update": lambda: selective_state_update(
             x, x, A, B, B, states, ids, **gates
         ),
+        "rg_lru_update": lambda: rg_lru_update(x, x, x, D, states[..., 0], ids, z=z),
         "ssd_state_update": lambda: ssd_state_update(*heads, states.view(9, 8, -1, 16), ids),
         "unpack_state": lambda: unpack_state(pages, ids, [field], [torch.float32]),
         "pack_state": lambda: pack_state([states], pages, ids[:9], [field]),

@@ -17,6 +17,7 @@ from blockstride.kernels.cache import (
 )
 from blockstride.kernels.conv import causal_conv1d, causal_conv1d_update
 from blockstride.kernels.delta import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.lru import rg_lru, rg_lru_update
 from blockstride.kernels.mamba1 import selective_scan, selective_state_update
 from blockstride.kernels.mamba2 import ssd_scan, ssd_state_update
 from blockstride.kernels.mlp import (
@@ -56,6 +57,8 @@ __all__ = [
     "pack_state",
     "pack_weight",
     "paged_attention",
+    "rg_lru",
+    "rg_lru_update",
     "rms_norm",
     "selective_scan",
     "selective_state_update",

@@ -22,6 +22,7 @@ from blockstride.layouts.state_spec import (
     gated_delta_net,
     mamba1,
     mamba2,
+    rg_lru,
     short_conv,
 )
 
@@ -54,6 +55,7 @@ __all__ = [
     "mamba1",
     "mamba2",
     "plan_pools",
+    "rg_lru",
     "sequence_bytes",
     "short_conv",
     "sliding_window_attention",

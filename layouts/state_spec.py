@@ -35,7 +35,7 @@ class StateViews:
 
     @property
     def ssm_state(self) -> Tensor:
-        """`[num_blocks, d_inner, d_state]`, or `[num_blocks, heads, head_dim, d_state]`."""
+        """`[num_blocks, d_inner, d_state]`; RG-LRU has no `d_state`, others have heads first."""
         return self.arrays["ssm"]
 
 
@@ -154,6 +154,25 @@ def gated_delta_net(
     ssm = Field("ssm", axes, ssm_dtype, Shard("head", num_value_heads))
     spec = (Segment("conv", fields, join="channel"), Segment("ssm", (ssm,)))
     return StateSpec("gated delta net", spec)
+
+
+def rg_lru(
+    num_heads: int,
+    head_dim: int,
+    d_conv: int,
+    *,
+    conv_dtype: torch.dtype,
+    ssm_dtype: torch.dtype = torch.float32,
+    conv_order: str = "DS",
+) -> StateSpec:
+    """Griffin's recurrent block (De et al. 2024): a convolution, and one number a channel.
+
+    Both are cut by heads, since the gates of a channel are made of all channels of its head.
+    """
+    width = num_heads * head_dim
+    conv = _conv("conv.x", width, d_conv - 1, conv_dtype, conv_order, head_dim, False)
+    ssm = Field("ssm", (Axis("channel", width),), ssm_dtype, Shard("channel", width, head_dim))
+    return StateSpec("rg-lru", (Segment("conv", (conv,)), Segment("ssm", (ssm,))))
 
 
 def short_conv(

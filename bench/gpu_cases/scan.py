@@ -10,6 +10,8 @@ from torch import Tensor
 
 from blockstride.kernels.delta import reference as delta_rule
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.lru import reference as lru
+from blockstride.kernels.lru.gpu import rg_lru
 from blockstride.kernels.mamba1 import reference as mamba1_recurrence
 from blockstride.kernels.mamba1.gpu import selective_scan
 from blockstride.kernels.mamba2 import reference as mamba2_recurrence
@@ -24,7 +26,7 @@ Inputs = dict[str, Any]
 
 def cases(device: str, smoke: bool) -> Iterator[Case]:
     with torch.device(device):
-        for make in (mamba1_cases, mamba2_cases, delta_cases, expert_cases):
+        for make in (mamba1_cases, mamba2_cases, delta_cases, unit_cases, expert_cases):
             yield from make(smoke)
 
 
@@ -177,6 +179,29 @@ def delta_cases(smoke: bool) -> Iterator[Case]:
     prepare = on(device, lambda: partial(gated_delta_rule_update, **step()))
     moved = num_seqs * 2 * heads * 128 * 128 * 4 * 2
     yield Case(f"gated delta rule, {num_seqs} x 1 token", check, prepare, moved)
+
+
+def unit(dim: int, lengths: list[int]) -> Inputs:
+    torch.manual_seed(0)
+    x, recurrence_gate, input_gate, z = random(sum(lengths), 4, dim).unbind(1)
+    return prompts(lengths) | {
+        "x": x,
+        "recurrence_gate": recurrence_gate,
+        "input_gate": input_gate,
+        "A": -torch.logspace(-3, 0, dim),
+        "ssm_state": random(len(lengths) + 1, dim, dtype=F32),
+        "recurrence_bias": random(dim, dtype=F32),
+        "input_bias": random(dim, dtype=F32),
+        "z": z,
+    }
+
+
+def unit_cases(smoke: bool) -> Iterator[Case]:
+    for dim, lengths in ((4_096, [4_096] * 4), (2_560, [8_192])):
+        size, batch = (40, [20, 20]) if smoke else (dim, lengths)
+        moved = sum(batch) * size * 5 * 2
+        name = f"RG-LRU, {dim} channels"
+        yield scan_cases(name, rg_lru, lru.rg_lru, partial(unit, size), batch, moved)
 
 
 def experts(num_tokens: int, hidden: int, inner: int) -> Inputs:

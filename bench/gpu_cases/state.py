@@ -1,4 +1,4 @@
-"""Decode steps of both Mambas' recurrences, in place in the states."""
+"""Decode steps of both Mambas' recurrences and of RG-LRU, in place in the states."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,6 +7,8 @@ import torch
 from support.budget import by_reference
 from torch import Tensor
 
+from blockstride.kernels.lru import reference as lru
+from blockstride.kernels.lru.gpu import rg_lru_update
 from blockstride.kernels.mamba1 import reference as mamba1
 from blockstride.kernels.mamba1.gpu import selective_state_update
 from blockstride.kernels.mamba2 import reference as mamba2
@@ -20,6 +22,7 @@ Step = Callable[..., Tensor]
 def cases(device: str, smoke: bool) -> Iterator[Case]:
     yield from update_cases(device, smoke)
     yield from ssd_cases(device, smoke)
+    yield from unit_cases(device, smoke)
 
 
 def update_inputs(num_seqs: int, num_new: int, dim: int, dtype: torch.dtype, device: str) -> Inputs:
@@ -61,6 +64,23 @@ def ssd_inputs(num_seqs: int, num_new: int, heads: int, dtype: torch.dtype, devi
     }
 
 
+def unit_inputs(num_seqs: int, num_new: int, dim: int, dtype: torch.dtype, device: str) -> Inputs:
+    torch.manual_seed(0)
+    options = Inputs(device=device)
+    x, recurrence_gate, input_gate, z = random(num_seqs, num_new, 4, dim, **options).unbind(2)
+    return {
+        "x": x,
+        "recurrence_gate": recurrence_gate,
+        "input_gate": input_gate,
+        "A": -torch.logspace(-3, 0, dim, **options),
+        "ssm_state": random(num_seqs + 1, dim, dtype=dtype, **options),
+        "state_indices": ids(num_seqs, device),
+        "recurrence_bias": random(dim, dtype=F32, **options),
+        "input_bias": random(dim, dtype=F32, **options),
+        "z": z,
+    }
+
+
 def check_step(run: Step, reference: Step, inputs: Inputs) -> None:
     """Hold a step to float64."""
     exact, exact_states = by_reference(reference, inputs)
@@ -99,4 +119,20 @@ def ssd_cases(device: str, smoke: bool) -> Iterator[Case]:
 
         moved = count * heads * 64 * (2 * 128 * dtype.itemsize + num_new * 3 * 2)
         name = f"ssd update {count} x {num_new}, {heads} x 64 x 128, {str(dtype)[6:]}"
+        yield Case(name, check, prepare, moved)
+
+
+def unit_cases(device: str, smoke: bool) -> Iterator[Case]:
+    for num_seqs, num_new, dtype in ((64, 1, F32), (256, 1, F32), (256, 1, BF16), (64, 4, F32)):
+        dim, count = (70, min(num_seqs, 3)) if smoke else (4_096, num_seqs)
+
+        def check(num_new=num_new, dtype=dtype):
+            inputs = unit_inputs(3, num_new, 200, dtype, device)
+            check_step(rg_lru_update, lru.rg_lru_update, inputs)
+
+        def prepare(count=count, num_new=num_new, dim=dim, dtype=dtype) -> Call:
+            return partial(rg_lru_update, **unit_inputs(count, num_new, dim, dtype, device))
+
+        moved = count * dim * (2 * dtype.itemsize + num_new * 5 * 2)
+        name = f"RG-LRU update {count} x {num_new}, {dim}, {str(dtype)[6:]}"
         yield Case(name, check, prepare, moved)

@@ -6,6 +6,7 @@ import torch
 from aot import meta
 
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
+from blockstride.kernels.lru.gpu import rg_lru
 from blockstride.kernels.mamba1.gpu import selective_scan
 from blockstride.kernels.mamba2.gpu import ssd_scan
 from blockstride.kernels.mlp.gpu import expert_mlp
@@ -85,6 +86,22 @@ def delta(
     return Variant(name, call)
 
 
+def unit(
+    name: str, num_seqs: int = 1, dtype: torch.dtype = BF16, checkpoints: bool = False
+) -> Variant:
+    """RG-LRU of 4,096 channels over 4,096 tokens; one sequence is cut into chunks."""
+
+    def call():
+        x, recurrence_gate, input_gate, z = meta(4096, 4, 4096, dtype=dtype).unbind(1)
+        bias = meta(4096, dtype=FP32)
+        rg_lru(
+            x, recurrence_gate, input_gate, bias, meta(512, 4096, dtype=FP32),
+            **prompts(num_seqs, checkpoints), recurrence_bias=bias, input_bias=bias, z=z,
+        )  # fmt: skip
+
+    return Variant(name, call)
+
+
 def experts(name: str, num_tokens: int, dtype: torch.dtype = BF16) -> Variant:
     """16 experts of Jamba's size, two of which a token chooses."""
 
@@ -113,6 +130,9 @@ def variants() -> list[Variant]:
         delta("delta rule with checkpoints", checkpoints=True),
         delta("delta rule fp32", FP32),
         delta("delta rule update", step=True),
+        unit("rg-lru in chunks with checkpoints", checkpoints=True),
+        unit("rg-lru", num_seqs=16),
+        unit("rg-lru fp32", dtype=FP32),
         experts("experts, 1 token", 1),
         experts("experts, 512 tokens", 512),
         experts("experts, 4096 tokens", 4096),

@@ -8,6 +8,7 @@ from aot import meta
 from blockstride.kernels import StateField
 from blockstride.kernels.cache.gpu import copy_state, pack_state, unpack_state
 from blockstride.kernels.conv.gpu import causal_conv1d, causal_conv1d_update
+from blockstride.kernels.lru.gpu import rg_lru_update
 from blockstride.kernels.mamba1.gpu import selective_state_update
 from blockstride.kernels.mamba2.gpu import ssd_state_update
 from blockstride.kernels.mlp.gpu import gate_and_mul
@@ -99,6 +100,26 @@ def ssd_update(
     return Variant(name, call)
 
 
+def unit_update(
+    name: str, *, num_new: int = 0, dtype: torch.dtype = BF16, draft: bool = False
+) -> Variant:
+    """RG-LRU of 4,096 channels; `num_new` 0 leaves out the axis of new tokens."""
+    tokens, dim = (NUM_SEQS, num_new) if num_new else (NUM_SEQS,), 4096
+
+    def call():
+        x, recurrence_gate, input_gate, z = meta(*tokens, 4, dim, dtype=dtype).unbind(-2)
+        bias = meta(dim, dtype=FP32)
+        rg_lru_update(
+            x, recurrence_gate, input_gate, bias, meta(NUM_BLOCKS, dim, dtype=FP32),
+            ids(NUM_SEQS), recurrence_bias=bias, input_bias=bias, z=z,
+            checkpoint_indices=ids(NUM_SEQS * num_new).view(NUM_SEQS, num_new) if draft else None,
+        )  # fmt: skip
+
+    # a state both ways; x, both gates, z and the output
+    moved = None if num_new else lambda meta: meta["BLOCK_D"] * (8 + 5 * dtype.itemsize)
+    return Variant(name, call, moved=moved)
+
+
 CONV_DS = StateField(0, (DIM, 3), (3, 1), BF16)
 CONV_SD = StateField(0, (DIM, 3), (1, DIM), BF16)
 SSM = StateField(DIM * 6, (DIM, 16), (16, 1), FP32)
@@ -163,6 +184,10 @@ def variants() -> list[Variant]:
         ssd_update("ssd update bf16", state_dtype=BF16),
         ssd_update("ssd update 4 new tokens", num_new=4),
         ssd_update("ssd update of one sequence", num_seqs=1),
+        unit_update("rg-lru update"),
+        unit_update("rg-lru update fp32", dtype=FP32),
+        unit_update("rg-lru update 4 new tokens", num_new=4),
+        unit_update("rg-lru update of a draft", num_new=4, draft=True),
         pages("unpack state", SSM, FP32),
         pages("unpack state to bf16", SSM, BF16),
         pages("unpack conv", CONV_DS, BF16),

@@ -228,6 +228,17 @@ def step(
     return inputs | {"out": torch.zeros_like(inputs["x" if "x" in inputs else "v"])}
 
 
+def draft(lengths: Sequence[int]) -> Arguments:
+    """Three new tokens a sequence, each of whose states is kept, the first one's in place."""
+    inputs = step(UNIT, lengths, num_new=3)
+    num_seqs = len(lengths)
+    kept = torch.arange(3 * num_seqs, dtype=torch.int32).view(num_seqs, 3) + num_seqs + 2
+    kept[:, 0] = inputs["state_indices"]
+    kept[:1, 1:2] = 0
+    pool = torch.randn(4 * num_seqs + 2, 24)
+    return inputs | {"checkpoint_indices": kept, "ssm_state": pool}
+
+
 def _fresh_and_missing(prompts: Arguments, state: str) -> Arguments:
     """Every other sequence starts from zero; the one before the last is padding."""
     prompts["has_initial_state"][::2] = False
@@ -276,6 +287,7 @@ def pack_experts(matrices: Sequence[Tensor]) -> list[Tensor]:
 MAMBA_1 = partial(recurrences.selective, dim=24)
 MAMBA_2 = partial(recurrences.ssd, num_heads=6, num_groups=3, head_dim=20)
 RULE = partial(recurrences.delta, num_heads=3, num_value_heads=6)
+UNIT = partial(recurrences.real_gated, dim=24)
 
 # public function -> its calls; the first is the plain one
 CALLS: dict[str, dict[str, Call]] = {
@@ -321,6 +333,11 @@ CALLS: dict[str, dict[str, Call]] = {
     "paged_attention": {
         "": Call(kernels.paged_attention, paged_attention),
         "quantised": Call(kernels.paged_attention, quantised_attention),
+    },
+    "rg_lru": {"": Call(kernels.rg_lru, partial(scan, UNIT))},
+    "rg_lru_update": {
+        "": Call(kernels.rg_lru_update, partial(step, UNIT, num_new=3)),
+        "of a draft": Call(kernels.rg_lru_update, draft),
     },
     "rms_norm": {
         "": Call(kernels.rms_norm, rms_norm),

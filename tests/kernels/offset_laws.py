@@ -21,6 +21,7 @@ TOGETHER = {
     *BY_TOKEN,
     *OF_PROMPTS,
     *("out", "query", "state_indices", "D", "dt_bias", "bias", "seq_lens", "expert_ids"),
+    *("recurrence_bias", "input_bias"),
 }
 
 

@@ -19,6 +19,7 @@ from tests.kernels.recurrences import (
     F32,
     INF,
     NAN,
+    STEPS,
     assert_close_by_row,
     by_token,
     keep,
@@ -151,6 +152,9 @@ LIMITS = {
     "a step of minus infinity": ("dt", 7, -INF),
     "a huge step": ("dt", 7, 1e30),
     "a step of infinity": ("dt", 7, INF),
+    "every state is kept": ("recurrence_gate", ..., -INF),
+    "a gate is open": ("recurrence_gate", 7, 1e30),
+    "an input is kept out": ("input_gate", 7, -1e30),
     "every gate minus infinity": ("g", ..., -INF),
     "some gates minus infinity": ("g", slice(3, None, 5), -INF),
 }
@@ -183,7 +187,7 @@ def test_a_step_that_is_no_number_is_seen_in_its_own_sequence_alone(scan):
     inputs = scan.make(lengths=(40, 3))
     alone = piece(inputs, 1, 40, 43, initial=True) | {"ssm_state": inputs["ssm_state"].clone()}
     wanted = scan.function(**alone)
-    inputs["g" if "g" in inputs else "dt"][7] = NAN
+    inputs[next(name for name in STEPS if name in inputs)][7] = NAN
     out = scan.function(**inputs)
     assert out[7:40].isnan().all()
     assert inputs["ssm_state"][2].isnan().all()

@@ -19,7 +19,11 @@ EXACT: Tolerance = {"rtol": 0.0, "atol": 0.0}
 CLOSE: Tolerance = {"rtol": 1e-5, "atol": 1e-5}
 
 # what has an entry for each token, and what only prompts have
-BY_TOKEN = ("x", "dt", "B", "C", "z", "q", "k", "v", "g", "beta")
+BY_TOKEN = (
+    *("x", "dt", "B", "C", "z", "q", "k", "v", "g", "beta", "recurrence_gate", "input_gate"),
+)
+# what a state decays by at a token, and the parameter that it decays by at all
+STEPS, RATES = ("g", "dt", "recurrence_gate"), ("g", "A")
 OF_PROMPTS = ("query_start_loc", "has_initial_state")
 
 # of a base row with one changed factor a row: lengths of prompts, options of Mamba, dtypes
@@ -131,6 +135,25 @@ def delta(
         **in_pool(lengths, (num_value_heads, key_dim, value_dim), state_dtype, initial),
         "qk_l2norm": qk_l2norm,
         "scale": scale,
+    }
+
+
+def real_gated(
+    lengths=(5, 0, 1, 41), dim=24, dtype=F32, state_dtype=F32, initial=True, z=True, bias=True,
+) -> Arguments:  # fmt: skip
+    """Prompts of these lengths for the real-gated linear recurrent unit."""
+    num_tokens = sum(lengths)
+    wide = torch.randn(num_tokens, 4 * dim + 3).to(dtype)
+    return {
+        "x": wide[:, :dim],
+        "recurrence_gate": wide[:, dim : 2 * dim],
+        "input_gate": wide[:, 2 * dim : 3 * dim],
+        # an open gate leaves from 0.3 to 0.999 of a state
+        "A": -torch.logspace(-3, 0, dim),
+        **in_pool(lengths, (dim,), state_dtype, initial),
+        "recurrence_bias": torch.randn(dim) if bias else None,
+        "input_bias": torch.randn(dim).to(dtype) if bias else None,
+        "z": wide[:, 3 * dim : 4 * dim] if z else None,
     }
 
 

@@ -1,6 +1,7 @@
 """What holds of every recurrence a step at a time, on CPUs and in Triton.
 
-`step` is each of them, `several` each that takes several tokens at once.
+`step` is each of them, `several` each that takes several tokens at once, `draft` each that can keep
+the state after every token.
 """
 
 from itertools import permutations
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.kernels.recurrences import BF16, F32, INF, NAN, by_token
+from tests.kernels.recurrences import BF16, F32, INF, NAN, RATES, by_token
 
 
 @pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
@@ -88,7 +89,8 @@ def test_ids_times_strides_of_a_step_may_pass_2_to_the_31(
 def test_a_step_that_decays_everything_is_one_to_minus_infinity(step, assert_same_bits):
     inputs = step.make()
     # every other channel or head forgets, by a rate or by a gate
-    name, place = ("g", (..., slice(None, None, 2))) if "g" in inputs else ("A", slice(0, None, 2))
+    name = next(name for name in RATES if name in inputs)
+    place = (..., slice(0, None, 2)) if name == "g" else slice(0, None, 2)
     low = inputs | {name: inputs[name].clone(), "ssm_state": inputs["ssm_state"].clone()}
     low[name][place], inputs[name][place] = -1e30, -INF
     out = step.function(**inputs)
@@ -115,3 +117,25 @@ def test_one_token_needs_no_axis_of_its_own(several, assert_same_bits):
     expected = several.function(**inputs)
     assert_same_bits(several.function(**(inputs | flat)), expected[:, 0])
     assert_same_bits(flat["ssm_state"], inputs["ssm_state"])
+
+
+@pytest.mark.parametrize("state_dtype", [F32, BF16], ids=str)
+def test_the_state_after_each_token_of_a_draft_is_that_of_a_step_that_ends_there(
+    draft, state_dtype, assert_same_bits
+):
+    inputs = draft.make(num_seqs=4, num_new=3, state_dtype=state_dtype)
+    inputs["state_indices"][3] = 0
+    kept = torch.tensor([[7, 8, 9], [3, 0, 10], [11, 4, -1], [12, 13, 14]], dtype=torch.int32)
+    initial = inputs["ssm_state"].clone()
+    expected = initial.clone()
+    wanted = draft.function(**(inputs | {"ssm_state": initial.clone()}))
+    for t in range(3):
+        states = initial.clone()
+        some = {name: tensor[:, : t + 1] for name, tensor in by_token(inputs).items()}
+        draft.function(**(inputs | some | {"ssm_state": states}))
+        for i, block in enumerate(kept[:3, t].tolist()):
+            if block > 0:
+                expected[block] = states[2 + i]
+    out = draft.function(**inputs, checkpoint_indices=kept)
+    assert_same_bits(out, wanted)
+    assert_same_bits(inputs["ssm_state"], expected)

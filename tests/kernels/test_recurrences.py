@@ -9,6 +9,7 @@ import torch
 from blockstride import kernels
 from blockstride.checks import full_checks
 from blockstride.kernels.delta import reference as by_rule
+from blockstride.kernels.lru import reference as lru
 from blockstride.kernels.mamba1 import reference as mamba1
 from blockstride.kernels.mamba2 import reference as mamba2
 from tests.kernels.prompt_laws import *  # noqa: F403
@@ -20,6 +21,7 @@ from tests.kernels.recurrences import (
     delta,
     each,
     keep,
+    real_gated,
     selective,
     ssd,
     step_of,
@@ -48,6 +50,15 @@ SCANS = (
         for head_dim in (10, 64, 80)
     }
     | {
+        f"rg_lru-dim-{dim}": Recurrence(
+            kernels.rg_lru,
+            lru.rg_lru,
+            partial(real_gated, dim=dim),
+            ("x", "z", "recurrence_gate", "input_gate"),
+        )
+        for dim in (24, 128)
+    }
+    | {
         "gated_delta_rule": Recurrence(
             kernels.gated_delta_rule,
             by_rule.gated_delta_rule,
@@ -71,12 +82,21 @@ SEVERAL = {
         partial(step_of, ssd, num_new=2, head_dim=80),
         ("x", "z"),
     ),
+    "rg_lru_update": Recurrence(
+        kernels.rg_lru_update,
+        lru.rg_lru_update,
+        partial(step_of, real_gated, num_new=3, dim=72),
+        ("x", "z", "recurrence_gate", "input_gate"),
+    ),
 }
 STEPS = (
     SEVERAL
     | {
         "selective_state_update-one-token": SEVERAL["selective_state_update"]._replace(
             make=partial(step_of, selective, dim=72)
+        ),
+        "rg_lru_update-one-token": SEVERAL["rg_lru_update"]._replace(
+            make=partial(step_of, real_gated, dim=72)
         ),
     }
     | {
@@ -97,7 +117,9 @@ STEPS = (
     }
 )
 
-scan, step, several = each(SCANS), each(STEPS), each(SEVERAL)
+DRAFTS = {"rg_lru_update": SEVERAL["rg_lru_update"]}
+
+scan, step, several, draft = each(SCANS), each(STEPS), each(SEVERAL), each(DRAFTS)
 
 # blocks 2 to 5 of 16 are those of the sequences, 7 and 8 those of the checkpoints
 WRONG_BLOCKS: dict[str, tuple[str, list[int], str]] = {

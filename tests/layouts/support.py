@@ -21,6 +21,7 @@ from blockstride.layouts import (
     mamba1,
     mamba2,
     plan_pools,
+    rg_lru,
     short_conv,
     sliding_window_attention,
 )
@@ -64,6 +65,7 @@ def states(order: str) -> dict[str, StateSpec]:
         f"unaligned-mamba-1-{order}": mamba1(15, 3, 4, **conv),
         f"mamba-2-{order}": mamba2(16, 4, 8, 4, n_groups=2, ssm_dtype=BF16, **conv),
         f"gated-delta-net-{order}": gated_delta_net(4, 16, 4, 2, 4, **conv),
+        f"rg-lru-{order}": rg_lru(4, 12, 4, **conv),
         f"short-conv-{order}": short_conv(48, 3, conv_dtype=torch.float32, conv_order=order),
     }
 

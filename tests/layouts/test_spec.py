@@ -12,6 +12,7 @@ from blockstride.layouts import (
     mamba1,
     mamba2,
     plan_pools,
+    rg_lru,
     short_conv,
     sliding_window_attention,
 )
@@ -64,6 +65,14 @@ def test_gated_delta_net_keeps_queries_keys_and_values():
     spec = gated_delta_net(16, 32, 128, 64, 4, conv_dtype=BF16)
     conv = {"conv.q": (2048, 3), "conv.k": (2048, 3), "conv.v": (2048, 3)}
     assert shapes(spec) == {**conv, "ssm": (32, 128, 64)}
+
+
+def test_rg_lru_keeps_inputs_and_one_number_of_every_channel_by_heads():
+    spec = rg_lru(10, 256, 4, conv_dtype=BF16)
+    assert shapes(spec) == {"conv.x": (2560, 3), "ssm": (2560,)}
+    assert shapes(spec.tp_shard(1, 5)) == {"conv.x": (512, 3), "ssm": (512,)}
+    with pytest.raises(ValueError, match="tp_size: expected a divisor of 10"):
+        spec.tp_shard(0, 4)
 
 
 def test_a_short_convolution_keeps_its_inputs_alone():

@@ -25,6 +25,7 @@ from blockstride.layouts import (
     latent_attention,
     mamba1,
     mamba2,
+    rg_lru,
     short_conv,
     sliding_window_attention,
 )
@@ -73,6 +74,7 @@ def hybrid(
         "mamba2.2": two,
         "mamba1.0": mamba1(48, 2, 3, **conv),
         "delta.0": gated_delta_net(groups, 48, 2, 1, 3, **conv),
+        "lru.0": rg_lru(48, 1, 3, **conv),
         "conv.0": short_conv(48, 3, **conv),
     }
 

@@ -16,23 +16,20 @@ from blockstride.transfer import EngineTransferInfo
 from tests.transfer.support import HandOver
 
 
-def rg_lru(width: int, d_conv: int, conv_dtype: torch.dtype) -> StateSpec:
-    """The recurrent block of RecurrentGemma: a short convolution and one real number a channel."""
-    conv = Field(
-        "conv.x",
-        (Axis("channel", width), Axis("tap", d_conv - 1)),
-        conv_dtype,
-        Shard("channel", width),
-    )
-    state = Field("lru", (Axis("channel", width),), torch.float32, Shard("channel", width))
-    return StateSpec("rg-lru", (Segment("conv", (conv,)), Segment("lru", (state,))))
+def time_mix(hidden_size: int, head_size: int, dtype: torch.dtype) -> StateSpec:
+    """The time mix of RWKV-7: the token before, and a matrix for each head."""
+    before = Field("before", (Axis("channel", hidden_size),), dtype)
+    num_heads = hidden_size // head_size
+    axes = (Axis("head", num_heads), Axis("value", head_size), Axis("key", head_size))
+    wkv = Field("wkv", axes, torch.float32, Shard("head", num_heads))
+    return StateSpec("rwkv-7", (Segment("before", (before,)), Segment("wkv", (wkv,))))
 
 
 def test_a_state_kind_of_ones_own_moves_between_any_two_engines():
     specs: dict[str, CacheSpec] = {
-        "layers.0": rg_lru(48, 4, torch.bfloat16),
+        "layers.0": time_mix(48, 4, torch.bfloat16),
         "layers.1": full_attention(1, 8, torch.bfloat16),
-        "layers.2": rg_lru(48, 4, torch.bfloat16),
+        "layers.2": time_mix(48, 4, torch.bfloat16),
     }
     for reader, producer in ((2, 3), (4, 1), (1, 6)):
         local = EngineTransferInfo(

@@ -1,6 +1,6 @@
 """What scans share: the states of 64 channels on the stack, channels innermost, and their steps."""
 
-from blockstride.kernels.common.cpu.lanes import LANES, ZERO, load
+from blockstride.kernels.common.cpu.lanes import LANES, ZERO, load, store
 from blockstride.kernels.common.cpu.native import (
     f32_at,
     i32_at,
@@ -27,6 +27,10 @@ def _whole_squares(width, d_state, stride_state):
 @inlined
 def gather_states(tile, source, width, d_state, stride_channel, stride_state):
     """Read the states of a block of channels, channels becoming innermost; zeros past the width."""
+    if stride_channel == 1:
+        for n in range(d_state):
+            load(shifted(tile, n * LANES), shifted(source, n * stride_state), width)
+        return
     whole = _whole_squares(width, d_state, stride_state)
     for lane in range(0, whole, SQUARE):
         for n in range(0, d_state, SQUARE):
@@ -42,6 +46,10 @@ def gather_states(tile, source, width, d_state, stride_channel, stride_state):
 @inlined
 def scatter_states(target, tile, width, d_state, stride_channel, stride_state):
     """Write the states of a block of channels: the inverse of `gather_states`."""
+    if stride_channel == 1:
+        for n in range(d_state):
+            store(shifted(target, n * stride_state), shifted(tile, n * LANES), width)
+        return
     whole = _whole_squares(width, d_state, stride_state)
     for lane in range(0, whole, SQUARE):
         for n in range(0, d_state, SQUARE):

@@ -99,9 +99,11 @@ def float_states(
     """
     blocks = state_indices[touched].long()
     expect_ids(blocks, "state_indices", len(pool))
+    # a step may read and write a block by two names
+    blocks, places = blocks.unique(return_inverse=True)
     states = torch.zeros(len(blocks) + 1, *pool.shape[1:])
     states[1:] = pool[blocks]
     indices = torch.zeros_like(state_indices)
-    indices[touched] = torch.arange(1, len(blocks) + 1, dtype=indices.dtype)
+    indices[touched] = places.to(indices.dtype) + 1
     yield states, indices
     pool[blocks] = states[1:].to(pool.dtype)

@@ -7,6 +7,7 @@ polynomials without branches. NaN stays NaN.
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from blockstride.kernels.common.cpu.native import inlined, primitive
 
@@ -39,6 +40,13 @@ T0, T1, T2, T3, T4 = (
     np.float32(c) for c in (-0.33333299, 0.13331924, -0.05378383, 0.02079597, -0.00589516)
 )
 TANH_SMALL = np.float32(0.6)
+# (1 + tanh(u)) / 2 is the sigmoid of 2 * u: 2 * sqrt(2 / pi), and that times 0.044715
+GELU_LINEAR, GELU_CUBIC = np.float32(1.5957691216057308), np.float32(0.07135481627159942)
+# 1 - exp(-y) = y + y**2 * sum(M[k] * y**(k - 1)) for 0 <= y <= EXPM1_SMALL, relative error 3e-9
+M1, M2, M3, M4, M5 = (
+    np.float32(c) for c in (-0.499999821, 0.166662425, -0.0416300744, 0.00818961393, -0.00112340425)
+)
+EXPM1_SMALL = np.float32(0.5)
 
 
 @primitive
@@ -50,6 +58,18 @@ def fma(typing_context, a, b, c):
 
     f32 = types.float32
     return f32(f32, f32, f32), generate
+
+
+@primitive
+def sqrt(typing_context, x):
+    """The square root, which a call into a library would keep scalar."""
+
+    def generate(context, builder, signature, values):
+        kind = ir.FunctionType(FLOAT, (FLOAT,))
+        root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
+        return builder.call(root, values)
+
+    return types.float32(types.float32), generate
 
 
 @primitive
@@ -91,6 +111,24 @@ def softplus(x):
 def silu(x):
     """`x / (1 + exp(-x))`."""
     return x / (ONE + exp(-x))
+
+
+@inlined
+def sigmoid(x):
+    """`1 / (1 + exp(-x))`."""
+    return ONE / (ONE + exp(-x))
+
+
+@inlined
+def gelu_tanh(x):
+    """`x * (1 + tanh(s * (x + 0.044715 * x**3))) / 2` with `s = sqrt(2 / pi)`."""
+    return x / (ONE + exp(-fma(x * x, x * GELU_CUBIC, x * GELU_LINEAR)))
+
+
+@inlined
+def minus_expm1(y):
+    """`1 - exp(-y)` for `0 <= y <= EXPM1_SMALL`."""
+    return fma(y * y, fma(fma(fma(fma(M5, y, M4), y, M3), y, M2), y, M1), y)
 
 
 @inlined

@@ -14,6 +14,9 @@ L4: tl.constexpr = tl.constexpr(-0.136747703)
 L5: tl.constexpr = tl.constexpr(0.0783616677)
 L6: tl.constexpr = tl.constexpr(-0.0295885075)
 L7: tl.constexpr = tl.constexpr(0.00525345793)
+# (1 + tanh(u)) / 2 is the sigmoid of 2 * u: 2 * sqrt(2 / pi), and that times 0.044715
+GELU_LINEAR: tl.constexpr = tl.constexpr(1.5957691216057308)
+GELU_CUBIC: tl.constexpr = tl.constexpr(0.07135481627159942)
 
 
 @triton.jit
@@ -39,6 +42,20 @@ def sigmoid(x):
 def silu(x):
     """`x / (1 + exp(-x))`."""
     return x * sigmoid(x)
+
+
+@triton.jit
+def sigmoid(x):
+    """`1 / (1 + exp(-x))`, which a power without end brings to 0; by no division."""
+    root = tl.rsqrt(1.0 + tl.math.exp2(x * -LOG2_E))
+    return root * root
+
+
+@triton.jit
+def gelu_tanh(x):
+    """`x * (1 + tanh(s * (x + 0.044715 * x**3))) / 2` with `s = sqrt(2 / pi)`."""
+    inner = tl.fma(x * x, x * GELU_CUBIC, x * GELU_LINEAR)
+    return x * sigmoid(inner)
 
 
 @triton.jit

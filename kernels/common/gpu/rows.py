@@ -1,7 +1,8 @@
-"""Rows of tokens, read and written; padding gets rows of zeros."""
+"""Rows of tokens, read and written; padding gets rows of zeros. Parameters of each channel."""
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -30,3 +31,18 @@ def store_zeros(row_ptrs, stride_token, count, mask):
     for _ in range(count):
         tl.store(row_ptrs, zeros, mask=mask)
         row_ptrs += stride_token
+
+
+@triton.jit
+def load_vector(ptr, offs, mask):
+    """An optional parameter of each channel in float32; zeros if there is none."""
+    vector = tl.zeros(offs.shape, tl.float32)
+    if ptr is not None:
+        vector = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    return vector
+
+
+def by_token(tensor: Tensor) -> tuple[int, int, int]:
+    """Strides of [sequences, tokens, channels], where one token may have no axis of its own."""
+    strides = tensor.stride()
+    return strides if len(strides) == 3 else (strides[0], 0, strides[1])

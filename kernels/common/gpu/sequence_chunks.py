@@ -16,10 +16,39 @@ Experts are sequences too, of the tokens that chose them.
 import triton
 import triton.language as tl
 
+from blockstride.kernels.common.gpu.launching import next_power_of_2
+
+# what chunks do twice they pay for if they busy this many times more processors
+WORTH = 3
+SHORTEST_CHUNK = 64
+
 
 def num_slots(num_tokens: int, num_seqs: int, chunk: int) -> int:
     """Slots of any batch with so many tokens and sequences."""
     return num_tokens // chunk + num_seqs
+
+
+def choose_chunk(num_tokens: int, num_seqs: int, programs: int, processors: int) -> int:
+    """Tokens of a chunk, a power of two; 0 where whole sequences busy the device well enough.
+
+    Args:
+        num_tokens: Tokens of the step.
+        num_seqs: Sequences of the step, taken to be equally long.
+        programs: One-warp programs that a launch over whole sequences has.
+        processors: Multiprocessors, each of which has four warps at work at once.
+    """
+    wanted = 4 * processors
+    if programs * WORTH > wanted or num_tokens < 2 * SHORTEST_CHUNK * num_seqs:
+        return 0
+    return max(SHORTEST_CHUNK, next_power_of_2(num_tokens * programs // (num_seqs * wanted)))
+
+
+@triton.jit
+def channels_of(dim, BLOCK_D: tl.constexpr):
+    """The slot of a program, and its channels: all of a slot, then those of the next."""
+    channel_blocks = tl.cdiv(dim, BLOCK_D)
+    slot, channel_block = tl.program_id(0) // channel_blocks, tl.program_id(0) % channel_blocks
+    return slot, channel_block * BLOCK_D + tl.arange(0, BLOCK_D)
 
 
 @triton.jit
@@ -75,3 +104,35 @@ def find_slot(query_start_loc_ptr, token, num_seqs, CHUNK: tl.constexpr):
     sequence = count_below(query_start_loc_ptr, num_seqs, token + 1) - 1
     start = tl.load(query_start_loc_ptr + sequence)
     return start // CHUNK + sequence + (token - start) // CHUNK
+
+
+@triton.jit
+def find_range(query_start_loc_ptr, slot, num_seqs, num_tokens, CHUNK: tl.constexpr):
+    """Sequence of a slot, its tokens, and where the sequence ends; all of it without chunks."""
+    if CHUNK > 0:
+        sequence, begin, end, _, stop = find_chunk(
+            query_start_loc_ptr, slot, num_seqs, CHUNK, num_tokens
+        )
+    else:
+        sequence = slot
+        begin = tl.load(query_start_loc_ptr + slot)
+        stop = end_of(query_start_loc_ptr, slot, num_seqs, num_tokens)
+        end = stop
+    return sequence, begin, end, stop
+
+
+@triton.jit
+def find_run(
+    checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end, block, NUM_BLOCKS: tl.constexpr
+):  # fmt: skip
+    """Where a run of tokens ends and where its last state goes; `block` is for the last run."""
+    run_end, target = end, block
+    if checkpoint_tokens_ptr is not None:
+        is_checkpoint = run < last
+        token = tl.load(checkpoint_tokens_ptr + run, mask=is_checkpoint, other=0)
+        kept = tl.load(checkpoint_indices_ptr + run, mask=is_checkpoint, other=0)
+        if NUM_BLOCKS is not None:
+            tl.device_assert(kept < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
+        run_end = tl.where(is_checkpoint, token + 1, end)
+        target = tl.where(is_checkpoint, kept, block)
+    return run_end, target

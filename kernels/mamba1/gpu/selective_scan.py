@@ -26,60 +26,26 @@ from blockstride.kernels.common.gpu.launching import (
     next_power_of_2,
     strides_of,
 )
+from blockstride.kernels.common.gpu.rows import load_vector
 from blockstride.kernels.common.gpu.sequence_chunks import (
+    channels_of,
+    choose_chunk,
     count_below,
-    end_of,
-    find_chunk,
+    find_range,
+    find_run,
     num_slots,
 )
 from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.mamba1.gpu.selective_scan_chunks import (
     UNROLL,
     carry_kernel,
-    channels_of,
     load_rates,
     load_step,
-    load_vector,
     local_state_kernel,
 )
 
 # channels and states of a program, which is one warp
 CHANNELS, ELEMENTS = 32, 512
-# chunks pay their second exponential if they busy this many times more processors
-WORTH = 3
-SHORTEST_CHUNK = 64
-
-
-@triton.jit
-def find_range(query_start_loc_ptr, slot, num_seqs, num_tokens, CHUNK: tl.constexpr):
-    """Sequence of a slot, its tokens, and where the sequence ends; all of it without chunks."""
-    if CHUNK > 0:
-        sequence, begin, end, _, stop = find_chunk(
-            query_start_loc_ptr, slot, num_seqs, CHUNK, num_tokens
-        )
-    else:
-        sequence = slot
-        begin = tl.load(query_start_loc_ptr + slot)
-        stop = end_of(query_start_loc_ptr, slot, num_seqs, num_tokens)
-        end = stop
-    return sequence, begin, end, stop
-
-
-@triton.jit
-def find_run(
-    checkpoint_tokens_ptr, checkpoint_indices_ptr, run, last, end, block, NUM_BLOCKS: tl.constexpr
-):  # fmt: skip
-    """Where a run of tokens ends and where its last state goes; `block` is for the last run."""
-    run_end, target = end, block
-    if checkpoint_tokens_ptr is not None:
-        is_checkpoint = run < last
-        token = tl.load(checkpoint_tokens_ptr + run, mask=is_checkpoint, other=0)
-        kept = tl.load(checkpoint_indices_ptr + run, mask=is_checkpoint, other=0)
-        if NUM_BLOCKS is not None:
-            tl.device_assert(kept < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
-        run_end = tl.where(is_checkpoint, token + 1, end)
-        target = tl.where(is_checkpoint, kept, block)
-    return run_end, target
 
 
 @triton.jit
@@ -199,21 +165,6 @@ def selective_scan_kernel(
         tl.store(page_ptr + inner, state.to(element), mask=mask & (target > 0))
 
 
-def choose_chunk(num_tokens: int, num_seqs: int, dim: int, processors: int) -> int:
-    """Tokens of a chunk, a power of two; 0 where whole sequences busy the device well enough.
-
-    Args:
-        num_tokens: Tokens of the step.
-        num_seqs: Sequences of the step, taken to be equally long.
-        dim: Channels.
-        processors: Multiprocessors, each of which has four warps at work at once.
-    """
-    programs, wanted = num_seqs * -(-dim // CHANNELS), 4 * processors
-    if programs * WORTH > wanted or num_tokens < 2 * SHORTEST_CHUNK * num_seqs:
-        return 0
-    return max(SHORTEST_CHUNK, next_power_of_2(num_tokens * programs // (num_seqs * wanted)))
-
-
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -250,11 +201,12 @@ def selective_scan(
         state_indices, query_start_loc, has_initial_state, D, dt_bias
     )
     checkpoint_tokens, checkpoint_indices = dense(checkpoint_tokens, checkpoint_indices)
-    if chunk_size is None:
-        chunk_size = choose_chunk(num_tokens, num_seqs, dim, count_processors(x.device))
     block_n = next_power_of_2(d_state)
     block_d = max(1, min(CHANNELS, ELEMENTS // block_n))
     channel_blocks = -(-dim // block_d)
+    if chunk_size is None:
+        programs = num_seqs * -(-dim // CHANNELS)
+        chunk_size = choose_chunk(num_tokens, num_seqs, programs, count_processors(x.device))
     meta = {
         "D_STATE": d_state,
         "CHUNK": chunk_size,

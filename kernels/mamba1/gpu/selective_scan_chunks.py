@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, softplus
-from blockstride.kernels.common.gpu.sequence_chunks import find_chunk
+from blockstride.kernels.common.gpu.rows import load_vector
+from blockstride.kernels.common.gpu.sequence_chunks import channels_of, find_chunk
 from blockstride.kernels.common.gpu.state_blocks import load_block
 
 # tokens whose loads are in flight together
@@ -17,29 +18,12 @@ LOWEST_RATE: tl.constexpr = tl.constexpr(-3e38)
 
 
 @triton.jit
-def channels_of(dim, BLOCK_D: tl.constexpr):
-    """The slot of a program, and its channels: all of a slot, then those of the next."""
-    channel_blocks = tl.cdiv(dim, BLOCK_D)
-    slot, channel_block = tl.program_id(0) // channel_blocks, tl.program_id(0) % channel_blocks
-    return slot, channel_block * BLOCK_D + tl.arange(0, BLOCK_D)
-
-
-@triton.jit
 def load_step(dt_ptr, bias, mask, DT_SOFTPLUS: tl.constexpr):
     """A token's step of each channel; zero where there is no token, which changes no state."""
     step = tl.load(dt_ptr, mask=mask, other=0.0).to(tl.float32) + bias
     if DT_SOFTPLUS:
         step = softplus(step)
     return tl.where(mask, step, 0.0)
-
-
-@triton.jit
-def load_vector(ptr, offs, mask):
-    """An optional parameter of each channel in float32; zeros if there is none."""
-    vector = tl.zeros(offs.shape, tl.float32)
-    if ptr is not None:
-        vector = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    return vector
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockstride.kernels.common.gpu.activations import LOG2_E, silu, softplus, widened
 from blockstride.kernels.common.gpu.launching import assertions, dense, index_dtype, next_power_of_2
-from blockstride.kernels.common.gpu.rows import store_zeros
+from blockstride.kernels.common.gpu.rows import by_token, store_zeros
 from blockstride.kernels.common.gpu.state_blocks import load_block
 from blockstride.kernels.common.gpu.state_parts import load_parts, store_parts
 
@@ -138,9 +138,3 @@ def selective_state_update(
         **assertions(NUM_BLOCKS=ssm_state.shape[0]), num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return result
-
-
-def by_token(tensor: Tensor) -> tuple[int, int, int]:
-    """Strides of [sequences, tokens, channels], where one token may have no axis of its own."""
-    strides = tensor.stride()
-    return strides if len(strides) == 3 else (strides[0], 0, strides[1])

@@ -6,7 +6,6 @@ from support.budget import assert_follows
 
 from blockstride.kernels.mamba1 import reference
 from blockstride.kernels.mamba1.gpu import selective_scan
-from blockstride.kernels.mamba1.gpu.selective_scan import choose_chunk
 from tests.kernels.recurrences import (
     DTYPE_ROWS,
     OPTION_ROWS,
@@ -54,10 +53,3 @@ def test_steps_and_decay_rates_at_their_extremes_neither_overflow_nor_vanish(
     step, rate, chunk_size
 ):
     check(at_extremes(selective(lengths=(12,), dim=4), step, rate), chunk_size)
-
-
-def test_sequences_are_cut_only_where_whole_ones_leave_processors_idle():
-    assert choose_chunk(num_tokens=8192, num_seqs=1, dim=8192, processors=132) == 0
-    assert choose_chunk(num_tokens=64, num_seqs=1, dim=1024, processors=132) == 0
-    assert choose_chunk(num_tokens=8192, num_seqs=1, dim=1024, processors=132) == 512
-    assert choose_chunk(num_tokens=16384, num_seqs=2, dim=1024, processors=132) == 1024

@@ -18,7 +18,8 @@ ONE_A_KERNEL = (
     "decode", "prefill", "prefill page 128", "cache write", "permute in place", "copy of runs",
     "conv prompt", "conv update", "scan", "scan in chunks with checkpoints", "state update",
     "ssd scan with checkpoints", "ssd update", "delta rule", "delta rule update", "unpack state",
-    "experts, 512 tokens", "rms norm gate", "gate and mul", "conv update DS",
+    "rg-lru in chunks with checkpoints", "rg-lru update", "experts, 512 tokens", "rms norm gate",
+    "gate and mul", "conv update DS",
 )  # fmt: skip
 # ceilings on sm_90, of head size 128, GQA 8, bfloat16, or 16 and 128 states of float32: (variant,
 # figure, at least)
@@ -35,6 +36,7 @@ CEILINGS = [
     ("state update", "bytes_per_cycle", 75),
     ("ssd update", "bytes_per_cycle", 170),
     ("ssd update bf16", "bytes_per_cycle", 70),
+    ("rg-lru update", "bytes_per_cycle", 33),
     ("unpack state", "bytes_per_cycle", 800),
     ("pack state", "bytes_per_cycle", 800),
     ("copy state", "bytes_per_cycle", 800),
