@@ -177,7 +177,7 @@ def rg_lru(
             )  # fmt: skip
     result, dtype = result_like(x, out), x.dtype
     x, recurrence_gate, input_gate = map(float_rows, (x, recurrence_gate, input_gate))
-    dense_A, rates = dense_vector(A)
+    A, state_indices = A.contiguous(), state_indices.contiguous()
     recurrence_bias, r_bias = float_vector(recurrence_bias)
     input_bias, i_bias = float_vector(input_bias)
     gate, stride_z = 0, 0
@@ -189,11 +189,10 @@ def rg_lru(
     checkpoint_tokens, tokens = dense_vector(checkpoint_tokens)
     checkpoint_indices, blocks = dense_vector(checkpoint_indices)
     num_checkpoints = 0 if checkpoint_tokens is None else len(checkpoint_tokens)
-    state_indices = state_indices.contiguous()
     num_blocks, dim = ssm_state.shape
     fault = _scan(
         len(state_indices) * ((dim + LANES - 1) // LANES), 1 if starts else GRAIN,
-        x.data_ptr(), recurrence_gate.data_ptr(), input_gate.data_ptr(), rates,
+        x.data_ptr(), recurrence_gate.data_ptr(), input_gate.data_ptr(), A.data_ptr(),
         ssm_state.data_ptr(), state_indices.data_ptr(), starts, initial, r_bias, i_bias, gate,
         result.data_ptr(), tokens, blocks, num_checkpoints, keeps_last, num_blocks, dim,
         x.stride()[0], recurrence_gate.stride()[0], input_gate.stride()[0], stride_z,
