@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockstride.models.async_llm import AsyncLLM
     from blockstride.models.cache_types import CacheTypes
-    from blockstride.models.engine import Engine, EngineConfig, SamplingParams
+    from blockstride.models.engine import Engine, EngineConfig, SamplingParams, TokenLogprobs
     from blockstride.models.families import FAMILIES, cache_specs
     from blockstride.models.generation import Completion
     from blockstride.models.hybrid_model import HybridModel
@@ -26,13 +26,14 @@ __all__ = [
     "EngineConfig",
     "HybridModel",
     "SamplingParams",
+    "TokenLogprobs",
     "cache_specs",
 ]
 
 _HOMES = {
     "async_llm": ("AsyncLLM",),
     "cache_types": ("CacheTypes",),
-    "engine": ("Engine", "EngineConfig", "SamplingParams"),
+    "engine": ("Engine", "EngineConfig", "SamplingParams", "TokenLogprobs"),
     "families": ("FAMILIES", "cache_specs"),
     "generation": ("Completion",),
     "hybrid_model": ("HybridModel",),

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
-from blockstride.models.engine import SamplingParams
+from blockstride.models.engine import SamplingParams, TokenLogprobs
 from blockstride.models.engine.request import FinishReason
 from blockstride.models.engine_loop import EngineLoop, Submission
 from blockstride.models.text_stream import TextStream
@@ -23,11 +23,16 @@ class Completion:
 
     Attributes:
         prompt: The prompt, as it was given.
-        text: Its continuation, without the stop text that ended it; "" without a tokenizer.
+        text: Its continuation, without the stop text or stop token that ended it unless
+            `include_stop` asks for that; "" without a tokenizer.
         token_ids: The tokens generated, an end token included.
         num_prompt_tokens: Tokens of the prompt.
         finish_reason: `"stop"`, `"length"`, `"abort"` or `"error"`; see `FinishReason`.
         error: What went wrong, in words, where that is `"error"`.
+        index: Which of the `n` answers to the prompt it is, from 0.
+        logprobs: How likely each of `token_ids` was; None where `logprobs` doesn't ask.
+        prompt_logprobs: How likely each token of the prompt was, None for the first, which nothing
+            comes before; None where `prompt_logprobs` doesn't ask, or it isn't computed yet.
     """
 
     prompt: str | tuple[int, ...]
@@ -36,6 +41,9 @@ class Completion:
     num_prompt_tokens: int
     finish_reason: FinishReason
     error: str = ""
+    index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class Generation(Submission):
@@ -49,6 +57,7 @@ class Generation(Submission):
         on_piece: Called with text that is final, on the loop's thread; if it raises, nobody reads
             any more, and the request ends.
         on_done: Called once it is over, on the loop's thread.
+        index: Which answer to the prompt it is.
 
     Attributes:
         done: Whether it is over.
@@ -64,8 +73,10 @@ class Generation(Submission):
         text: TextStream,
         on_piece: Callable[[str], Any] | None = None,
         on_done: Callable[[], Any] | None = None,
+        index: int = 0,
     ) -> None:
         super().__init__(prompt_ids, params)
+        self._index = index
         self.done = Event()
         self.error: BaseException | None = None
         self.text_error: RuntimeError | None = None
@@ -84,6 +95,19 @@ class Generation(Submission):
             len(self.prompt_ids),
             self._finish_reason,
             self._error_text(),
+            self._index,
+            *self._logprobs(),
+        )
+
+    def _logprobs(self) -> tuple[Any, Any]:
+        """What is known of the tokens and of those of the prompt, as far as it is asked for."""
+        told, of_prompt = (), ()
+        if self.request is not None:
+            told, of_prompt = self.request.logprobs, self.request.prompt_logprobs
+        is_scored = len(of_prompt) == len(self.prompt_ids) - 1
+        return (
+            None if self.params.logprobs is None else tuple(told[: len(self._token_ids)]),
+            (None, *of_prompt) if self.params.prompt_logprobs is not None and is_scored else None,
         )
 
     def _error_text(self) -> str:
@@ -111,6 +135,9 @@ class Generation(Submission):
     def on_token(self, token_id: int) -> FinishReason | None:
         """See `Submission`."""
         self._token_ids.append(token_id)
+        is_end = self.request is not None and self.request.finish_reason == "stop"
+        if is_end and not self.params.include_stop:
+            return None
         is_read = self._extend(lambda: self._text.push(token_id))
         if self.text_error is not None:
             return "error"

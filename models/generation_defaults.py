@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockstride.models.engine.sampling import SamplingParams
+from blockstride.models.engine.values import expect_type
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +15,6 @@ TOP_K = 50
 """What transformers takes where a file asks for draws and says nothing of their number."""
 
 NEUTRAL: dict[str, object] = {
-    "bad_words_ids": None,
     "begin_suppress_tokens": None,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
@@ -25,14 +25,9 @@ NEUTRAL: dict[str, object] = {
     "forced_eos_token_id": None,
     "guidance_scale": 1.0,
     "min_length": 0,
-    "min_new_tokens": 0,
-    "min_p": 0.0,
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "penalty_alpha": 0.0,
-    "repetition_penalty": 1.0,
-    "sequence_bias": None,
-    "suppress_tokens": None,
     "top_h": None,
     "typical_p": 1.0,
 }
@@ -61,15 +56,45 @@ def default_params(generation: Mapping[str, Any] | None) -> SamplingParams:
             said[key],
         )
     is_drawn = bool(said.get("do_sample"))
-    values = {
-        "max_tokens": said.get("max_new_tokens"),
-        "temperature": said.get("temperature", 1.0) if is_drawn else None,
-        "top_k": said.get("top_k", TOP_K if is_drawn else None),
-        "top_p": said.get("top_p"),
-        "stop": said.get("stop_strings"),
-    }
-    given = {name: value for name, value in values.items() if value is not None}
     try:
-        return SamplingParams(**given)
+        values = {
+            "max_tokens": said.get("max_new_tokens"),
+            "min_tokens": said.get("min_new_tokens"),
+            "temperature": said.get("temperature", 1.0) if is_drawn else None,
+            "top_k": said.get("top_k", TOP_K if is_drawn else None),
+            "top_p": said.get("top_p"),
+            "min_p": said.get("min_p"),
+            "repetition_penalty": said.get("repetition_penalty"),
+            "stop": said.get("stop_strings"),
+            "bad_token_ids": _bad_tokens(said),
+            "logit_bias": _biases(said.get("sequence_bias", ())),
+        }
+        return SamplingParams(**{name: v for name, v in values.items() if v is not None})
     except (TypeError, ValueError) as error:
         raise ValueError(f"generation_config.json: {error}") from error
+
+
+def _bad_tokens(said: Mapping[str, Any]) -> set[Any]:
+    """Tokens that are never chosen; an end token among the words is, as in transformers."""
+    words, ends = _listed("bad_words_ids", said.get("bad_words_ids", ())), said.get("eos_token_id")
+    bad = {word[0] for word in words if _is_single("bad_words_ids", word)}
+    bad -= set(ends) if isinstance(ends, list) else {ends}
+    return bad | set(_listed("suppress_tokens", said.get("suppress_tokens", ())))
+
+
+def _biases(said: Any) -> dict[Any, Any]:
+    biases = _listed("sequence_bias", said)
+    return {word[0]: bias for word, bias in biases if _is_single("sequence_bias", word)}
+
+
+def _listed(key: str, value: Any) -> Any:
+    expect_type(value, key, (list, tuple), "a list")
+    return value
+
+
+def _is_single(key: str, word: Any) -> bool:
+    """Whether a word is a token; others are told, since nothing is done about them."""
+    expect_type(word, key, list, "words as lists of tokens")
+    if len(word) != 1:
+        logger.warning("generation_config.json: %s: %s is not one token: unused", key, word)
+    return len(word) == 1

@@ -7,25 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 from tokenizers import Tokenizer
 
 from blockstride.checks import expect
+from blockstride.models.chat_template import Messages, TemplateOptions, conversations
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.detokenizer import Detokenizer, TokenDecoder
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import TIMEOUT_SECONDS, TransferWay
 from blockstride.models.engine import Engine, EngineConfig, EngineReport, SamplingParams
+from blockstride.models.engine.sampling import answers
 from blockstride.models.engine.values import expect_type
 from blockstride.models.engine_loop import EngineLoop
 from blockstride.models.generation import Batch, Completion, Completions, Generation, Stream
 from blockstride.models.generation_defaults import default_params
+from blockstride.models.hub import find_checkpoint
 from blockstride.models.loading import default_device, load_model
 from blockstride.models.progress_bar import ProgressBar
-from blockstride.models.prompts import Prompt, as_prompt, encode, list_params, list_prompts
-from blockstride.models.text_stream import TextStream
+from blockstride.models.prompts import Prompt, as_prompt, list_params, list_prompts
+from blockstride.models.texts import Texts
 from blockstride.transfer.connector import ConnectorSettings
 
 logger = logging.getLogger(__name__)
@@ -50,8 +52,8 @@ class LLM:
     Use it as a context manager, or close it: processes run until then, or until this one ends.
 
     Args:
-        path: Hugging Face checkpoint folder of Jamba, a Granite hybrid or Bamba. Without a
-            tokenizer.json, prompts are tokens.
+        path: Hugging Face checkpoint folder of a family that runs, or its name on the Hub, where
+            that is cached; see `find_checkpoint`. Without a tokenizer.json, prompts are tokens.
         config: Layout, policy, types and sizes, where there is one engine; the defaults when None.
         prefill: One engine or several that compute prompts; none: decode engines do.
         decode: One engine or several that continue them; one with the defaults when None.
@@ -63,6 +65,8 @@ class LLM:
             of the connectors.
         timeout_seconds: After how long without a heartbeat a process is given up, and other engines
             do its work.
+        revision: Branch, tag or commit of a checkpoint that is named; None for `main`.
+        download: Whether to get a checkpoint that is named, and not cached, from the Hub.
 
     Attributes:
         engine: What computes the tokens: an `Engine`, or the `Deployment` of several.
@@ -91,6 +95,8 @@ class LLM:
         device: str | torch.device | None = None,
         transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
+        revision: str | None = None,
+        download: bool = False,
     ) -> None:
         prompts = _configs(prefill, "prefill")
         has_roles = bool(prompts) or decode is not None
@@ -99,16 +105,15 @@ class LLM:
         config = EngineConfig() if config is None else config
         expect_type(config, "config", EngineConfig, "an EngineConfig")
         answers = [config] if decode is None else _configs(decode, "decode")
-        checkpoint = Checkpoint(path)
-        self._tokenizer, params = checkpoint.tokenizer(), default_params(checkpoint.generation)
-        if self._tokenizer is None and params.stop:
+        checkpoint = Checkpoint(find_checkpoint(path, revision=revision, download=download))
+        self._texts, params = Texts(checkpoint), default_params(checkpoint.generation)
+        if params.stop and not self._texts.has_tokenizer:
             logger.warning("stop texts %s need a tokenizer.json: unused", params.stop)
             params = replace(params, stop=())
         self.default_params = params
-        self._decoder = None if self._tokenizer is None else TokenDecoder(self._tokenizer)
         if has_roles or config.tp_size > 1:
             self.engine = Deployment(
-                path,
+                checkpoint.path,
                 prefill=prompts,
                 decode=answers,
                 dtype=dtype,
@@ -128,10 +133,7 @@ class LLM:
         Raises:
             ValueError: The checkpoint has none.
         """
-        has_one = self._tokenizer is not None
-        expect(has_one, "tokenizer", "a tokenizer.json in the checkpoint", "none")
-        assert self._tokenizer is not None
-        return self._tokenizer
+        return self._texts.tokenizer
 
     def close(self) -> None:
         """Ends all requests, with an error for those who wait, and all processes."""
@@ -168,7 +170,7 @@ class LLM:
             progress: Show a bar on standard error when there are several prompts or a long one.
 
         Returns:
-            One completion a prompt, in order.
+            One completion a prompt, in order; where params ask for `n` answers, so many in a row.
 
         Raises:
             TypeError: Something else was given.
@@ -177,6 +179,44 @@ class LLM:
             RuntimeError: It was closed, or the engine can't go on.
         """
         return list(self.completions(prompts, params, progress=progress))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        **options: Unpack[TemplateOptions],
+    ) -> list[Completion]:
+        """Answers a conversation, or several.
+
+        Args:
+            messages: See `chat_prompt`; or a list of such.
+            params: See `generate`.
+            progress: See `generate`.
+            options: See `chat_prompt`.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: As `chat_prompt` and `generate`.
+        """
+        prompts = [self.chat_prompt(each, **options) for each in conversations(messages)]
+        return self.generate(prompts, params, progress=progress)
+
+    def chat_prompt(
+        self, messages: Messages, **options: Unpack[TemplateOptions]
+    ) -> tuple[int, ...]:
+        """A conversation as a prompt, for `generate`, `stream` and their like.
+
+        Args:
+            messages: The conversation, as in `[{"role": "user", "content": "Hello"}]`.
+            options: What else `ChatTemplate.render` takes: tools, another template, ...
+
+        Raises:
+            TypeError: Something else was given.
+            ValueError: The checkpoint has no chat template or no tokenizer, or the template
+                refuses the messages.
+        """
+        return self._texts.chat_prompt(messages, **options)
 
     def completions(
         self,
@@ -200,7 +240,7 @@ class LLM:
         The request runs from now on; closing or dropping the iterator ends it.
 
         Raises:
-            TypeError, ValueError, RuntimeError: As `generate`.
+            TypeError, ValueError, RuntimeError: As `generate`; also for more answers than one.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
         batch = self.submit(
@@ -222,7 +262,7 @@ class LLM:
             prompts: See `generate`.
             params: See `generate`.
             on_piece: Called for each piece of text, on the engine's thread: it mustn't wait, and
-                what it raises ends the request.
+                what it raises ends the request. It can't be told answers apart, so there is one.
             on_done: Called once a request, as the last thing.
 
         Raises:
@@ -230,28 +270,18 @@ class LLM:
         """
         given = list_prompts(prompts)
         each = list_params(self.default_params if params is None else params, len(given))
-        generations = [
-            self._generation(prompt, its_params, on_piece, on_done)
-            for prompt, its_params in zip(given, each, strict=True)
-        ]
+        generations = []
+        for prompt, its_params in zip(given, each, strict=True):
+            fits = on_piece is None or its_params.n == 1
+            expect(fits, "n", "1 of a stream, which has one text", its_params.n)
+            prompt_ids = self._texts.encode(prompt)
+            for index, answer in enumerate(answers(its_params)):
+                self.engine.limits.check(prompt_ids, answer)
+                text = self._texts.stream(prompt_ids, answer)
+                generations.append(
+                    Generation(prompt, prompt_ids, answer, text, on_piece, on_done, index)
+                )
         return Batch(self._loop, generations)
-
-    def _generation(
-        self,
-        prompt: str | tuple[int, ...],
-        params: SamplingParams,
-        on_piece: Callable[[str], Any] | None,
-        on_done: Callable[[], Any] | None,
-    ) -> Generation:
-        prompt_ids = encode(self._tokenizer, prompt)
-        self.engine.limits.check(prompt_ids)
-        detokenizer = None
-        if self._decoder is not None:
-            detokenizer = Detokenizer(self._decoder, prompt_ids)
-        no_stop = not params.stop or detokenizer is not None
-        expect(no_stop, "stop", "none, as the checkpoint has no tokenizer.json", params.stop)
-        text = TextStream(detokenizer, params.stop)
-        return Generation(prompt, prompt_ids, params, text, on_piece, on_done)
 
 
 def _configs(given: object, name: str) -> list[EngineConfig]:

@@ -29,7 +29,7 @@ class ProgressBar:
 
     def __init__(self, generations: Sequence[Generation], max_len: int) -> None:
         self._goals = {
-            each: min(max_len, len(each.prompt_ids) + each.params.max_tokens)
+            each: min(max_len, len(each.prompt_ids) + (each.params.max_tokens or max_len))
             for each in generations
         }
         console = Console(stderr=True)

@@ -87,8 +87,15 @@ def list_params(params: object, count: int) -> list[SamplingParams]:
     return list(each)
 
 
-def encode(tokenizer: Tokenizer | None, prompt: str | tuple[int, ...]) -> Sequence[int]:
+def encode(
+    tokenizer: Tokenizer | None, prompt: str | tuple[int, ...], *, add_special_tokens: bool = True
+) -> Sequence[int]:
     """The tokens of a prompt.
+
+    Args:
+        tokenizer: Makes them of text.
+        prompt: Text, or tokens already.
+        add_special_tokens: Whether text gets the tokens that texts of the model begin with.
 
     Raises:
         ValueError: No text, text that isn't Unicode, or any where there is no tokenizer.
@@ -107,4 +114,4 @@ def encode(tokenizer: Tokenizer | None, prompt: str | tuple[int, ...]) -> Sequen
         # half of a surrogate pair, which is how Python keeps bytes that are no text
         wrong = repr(prompt[error.start : error.end])
         raise ValueError(f"prompt: expected Unicode text, got {wrong} in it") from None
-    return tokenizer.encode(prompt).ids
+    return tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids

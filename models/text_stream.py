@@ -17,16 +17,29 @@ class TextStream:
     Args:
         detokenizer: Makes text of tokens; None: there is none.
         stops: Texts that end it.
+        min_tokens: Tokens that it has at least: a stop text that is whole before the last of them
+            doesn't count.
+        include_stop: Whether the stop text is part of it.
 
     Attributes:
         stopped: Whether a stop text was met.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer | None,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
         self.stopped = False
         self._detokenizer, self._stops = detokenizer, stops
+        self._num_left, self._include_stop = min_tokens, include_stop
         self._pieces: list[str] = []
         self._held = ""
+        # characters of what is held in which no stop text may end
+        self._too_early = 0
 
     @property
     def text(self) -> str:
@@ -38,14 +51,17 @@ class TextStream:
         if self._detokenizer is None or self.stopped:
             return ""
         self._held += self._detokenizer.push(token_id)
-        if any(self._detokenizer.may_end_with(stop) for stop in self._stops):
-            size = self._first_stop(self._held + self._detokenizer.rest())
-            if size is not None:
-                return self.finish()
-        size = self._first_stop(self._held)
-        if size is None:
+        self._num_left -= 1
+        if self._num_left > 0 and self._stops:
+            self._too_early = len(self._held) + len(self._detokenizer.rest())
             return self._release(len(self._held) - self._undecided())
-        return self._stop(size)
+        may_end = any(self._detokenizer.may_end_with(stop) for stop in self._stops)
+        if may_end and self._first_stop(self._held + self._detokenizer.rest()) is not None:
+            return self.finish()
+        stop = self._first_stop(self._held)
+        if stop is None:
+            return self._release(len(self._held) - self._undecided())
+        return self._stop(*stop)
 
     def finish(self) -> str:
         """The rest of the text, as no token follows."""
@@ -53,12 +69,16 @@ class TextStream:
             return ""
         self._held += self._detokenizer.rest()
         self._detokenizer = None
-        size = self._first_stop(self._held)
-        return self._release(len(self._held)) if size is None else self._stop(size)
+        stop = None if self._num_left > 0 else self._first_stop(self._held)
+        return self._release(len(self._held)) if stop is None else self._stop(*stop)
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the first stop text begins."""
-        return min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+    def _first_stop(self, text: str) -> tuple[int, int] | None:
+        """Where the first stop text begins, and its length."""
+        found = (
+            (text.find(stop, max(0, self._too_early - len(stop) + 1)), len(stop))
+            for stop in self._stops
+        )
+        return min((each for each in found if each[0] >= 0), default=None)
 
     def _undecided(self) -> int:
         """Characters at the end that a stop text may begin with."""
@@ -72,12 +92,13 @@ class TextStream:
             default=0,
         )
 
-    def _stop(self, size: int) -> str:
+    def _stop(self, begin: int, size: int) -> str:
         self.stopped = True
-        return self._release(size)
+        return self._release(begin + size if self._include_stop else begin)
 
     def _release(self, size: int) -> str:
         piece, self._held = self._held[:size], self._held[size:]
+        self._too_early = max(0, self._too_early - size)
         if piece:
             self._pieces.append(piece)
         return piece

@@ -23,9 +23,15 @@ from blockstride.models.commands.prompts import (
     typed_prompts,
     typed_tokens,
 )
-from blockstride.models.commands.values import positive, real, whole
+from blockstride.models.commands.sampling_options import (
+    SAMPLING_HELP,
+    add_sampling,
+    given_sampling,
+)
+from blockstride.models.commands.values import positive
 from blockstride.models.distributed.deployment import TransferWay
-from blockstride.models.engine import EngineConfig, EngineReport, SamplingParams
+from blockstride.models.engine import EngineConfig, EngineReport
+from blockstride.models.hub import find_checkpoint
 from blockstride.models.llm import LLM
 from blockstride.models.loading import KV_DTYPES
 
@@ -50,15 +56,19 @@ ENGINE_HELP = (
     "tp=2,layout=BHLNC,block=32; what is left out is as the other options say; repeat for several; "
     f"keys: {', '.join(ENGINE_KEYS)}"
 )
-SAMPLING_HELP = "What is left out is as generation_config.json says, or the most likely token."
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
 
 logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("--model", required=True, help="Hugging Face checkpoint folder")
+    parser.add_argument(
+        "--model", required=True, help="Hugging Face checkpoint folder, or a name on the Hub"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a named checkpoint (main)")
+    parser.add_argument(
+        "--download", action="store_true", help="get a named checkpoint that isn't cached"
+    )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", action="append", help="a prompt; repeat for several")
     given.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
@@ -70,8 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a prompt as tokens, as in 1,2,3, for checkpoints without a tokenizer.json as well; "
         "repeat for several; the new tokens of each are printed in a line, and no text",
     )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="each prompt is a message of a user, which the checkpoint's chat template makes a "
+        "prompt of; the answer alone is printed",
+    )
+    parser.add_argument("--system", help="what the system says before each message of --chat")
     parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
-    _add_sampling(parser.add_argument_group("sampling", SAMPLING_HELP))
+    add_sampling(parser.add_argument_group("sampling", SAMPLING_HELP))
     engine, defaults = parser.add_argument_group("engine"), EngineConfig()
     engine.add_argument("--device", help="cpu, cuda or cuda:1; a GPU when there is one")
     engine.add_argument("--dtype", default="auto", help=f"auto, {words(FLOATS)}")
@@ -98,20 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--prefill-chunk", type=positive, help="most prompt tokens of a step")
     _add_caches(parser.add_argument_group("caches"), defaults)
-
-
-def _add_sampling(sampling: Any) -> None:
-    sampling.add_argument("--max-tokens", type=positive, help="most tokens to add (128)")
-    sampling.add_argument("--temperature", type=real, help="0: the most likely token")
-    sampling.add_argument("--top-k", type=whole, help="0: all tokens")
-    sampling.add_argument("--top-p", type=real, help="1: all tokens")
-    sampling.add_argument("--seed", type=whole, help="makes it repeatable")
-    sampling.add_argument(
-        "--stop", action="append", default=[], help="a text that ends it; repeat for several"
-    )
-    sampling.add_argument(
-        "--ignore-eos", action="store_true", default=None, help="go on after an end token"
-    )
 
 
 def _add_caches(caches: Any, defaults: EngineConfig) -> None:
@@ -161,39 +164,49 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         1 if any prompt wasn't answered to the end, else 0.
     """
-    prompts = _prompts(args)
-    for text in args.stop:
-        expect_text("--stop", text)
-    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    folder = find_checkpoint(args.model, revision=args.revision, download=args.download)
+    prompts = _prompts(args, folder)
     # told before the model is loaded
-    SamplingParams(**given, stop=tuple(args.stop))
+    given = given_sampling(args)
     begin = time.perf_counter()
-    with _load(args) as llm:
+    with _load(args, folder) as llm:
         loaded = time.perf_counter()
-        stop = tuple(args.stop) or llm.default_params.stop
-        params = replace(llm.default_params, **given, stop=stop)
+        params = replace(llm.default_params, **given)
         logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
+        asked = (
+            [llm.chat_prompt(_messages(args, text)) for text in prompts] if args.chat else prompts
+        )
+        style = "answer" if args.chat else "tokens" if args.token_ids else "text"
         has_failed = False
-        for i, completion in enumerate(write_answers(llm, prompts, params), 1):
+        for i, completion in enumerate(write_answers(llm, asked, params, style)):
             if completion.finish_reason == "error":
                 has_failed = True
-                say(f"blockstride generate: prompt {i}: {completion.error}")
+                say(f"blockstride generate: prompt {1 + i // params.n}: {completion.error}")
         if args.stats:
             _print_stats(llm, loaded - begin, time.perf_counter() - loaded)
     return int(has_failed)
 
 
-def _prompts(args: argparse.Namespace) -> list[str] | list[tuple[int, ...]]:
+def _prompts(args: argparse.Namespace, folder: Path) -> list[str] | list[tuple[int, ...]]:
     """What was given, if the checkpoint has a use for it; told before the model is loaded."""
+    expect(args.chat or args.system is None, "--system", "--chat beside it", "none")
+    if args.system is not None:
+        expect_text("--system", args.system)
     if args.token_ids is not None:
+        expect(not args.chat, "--chat", "messages in words", "--token-ids")
         return args.token_ids
-    folder = Path(args.model)
     is_bare = (folder / "config.json").is_file() and not (folder / "tokenizer.json").is_file()
     expect(not is_bare, "prompt", f"--token-ids, as {folder} has no tokenizer.json", "a text")
     return read_prompts(args.prompt_file) if args.prompt is None else typed_prompts(args.prompt)
 
 
-def _load(args: argparse.Namespace) -> LLM:
+def _messages(args: argparse.Namespace, text: str) -> list[dict[str, str]]:
+    """A conversation that begins with what a user says."""
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def _load(args: argparse.Namespace, folder: Path) -> LLM:
     config = EngineConfig(
         layout=args.layout,
         policy=args.policy,
@@ -211,8 +224,8 @@ def _load(args: argparse.Namespace) -> LLM:
     prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
     decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
     if not args.prefill and not args.decode:
-        return LLM(args.model, config=config, **options)
-    return LLM(args.model, prefill=prefill, decode=decode, transfer=args.transfer, **options)
+        return LLM(folder, config=config, **options)
+    return LLM(folder, prefill=prefill, decode=decode, transfer=args.transfer, **options)
 
 
 def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfig:

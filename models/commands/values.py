@@ -21,6 +21,17 @@ def positive(text: str) -> int:
     return number
 
 
+def positive_or_all(text: str) -> int | None:
+    """A whole number above 0; None for all."""
+    return None if text == "all" else positive(text)
+
+
+def biases(text: str) -> dict[int, float]:
+    """Numbers by whole numbers, from `5=-2,7=1.5`."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {whole(key): real(value) for key, _, value in pairs}
+
+
 def real(text: str) -> float:
     """A number with or without a fraction."""
     try:

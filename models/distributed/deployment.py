@@ -142,9 +142,8 @@ class Deployment:
         """
         if self._process != os.getpid():
             raise RuntimeError("deployment: expected the process that made it, got a fork of that")
-        self.limits.check(prompt_ids)
-        max_len = min(self.limits.max_len, len(prompt_ids) + params.max_tokens)
-        return self._requests.add(prompt_ids, params, max_len)
+        self.limits.check(prompt_ids, params)
+        return self._requests.add(prompt_ids, params, self.limits.longest(prompt_ids, params))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason."""

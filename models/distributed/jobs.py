@@ -138,7 +138,7 @@ class Jobs:
         for event in events:
             request = event.request
             request_id, reason = request.request_id, request.finish_reason
-            tokens.append(Token(request_id, event.token_id, reason, request.error))
+            tokens.append(_token(event))
             if reason is not None:
                 self.on(request_id, Event.ENDED)
             elif request.hands_over:
@@ -175,6 +175,16 @@ class Jobs:
             del self._unsettled[request_id]
             # nothing, unless they were set apart
             self._engine.release(_apart(request_id))
+
+
+def _token(event: TokenEvent) -> Token:
+    request, logprobs, of_prompt = event.request, None, ()
+    if event.token_id is not None and request.logprobs:
+        logprobs = request.logprobs[-1]
+    if len(request.output_ids) == 1:
+        of_prompt = request.prompt_logprobs
+    reason, error = request.finish_reason, request.error
+    return Token(request.request_id, event.token_id, reason, error, logprobs, of_prompt)
 
 
 def _apart(request_id: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from blockstride.models.batch import GroupTable, StepBatch
 from blockstride.models.distributed.life import Event
-from blockstride.models.engine import EngineConfig, PromptLimits, SamplingParams
+from blockstride.models.engine import EngineConfig, PromptLimits, SamplingParams, TokenLogprobs
 from blockstride.models.engine.request import FinishReason
 from blockstride.transfer.connector import ConnectorSettings
 
@@ -212,12 +212,23 @@ class Settled(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """A token of a request; with a reason, its last. None: it ends without another."""
+    """A token of a request; with a reason, its last. None: it ends without another.
+
+    Attributes:
+        request_id: The request.
+        token_id: The token.
+        finish_reason: Why it ends with it; None: it goes on.
+        error: What went wrong, in words.
+        logprobs: Of the token, where they are asked for.
+        prompt_logprobs: Of the tokens of the prompt, with its first token.
+    """
 
     request_id: int
     token_id: int | None
     finish_reason: FinishReason | None
     error: str = ""
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Progress(Struct, frozen=True):

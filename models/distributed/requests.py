@@ -96,6 +96,9 @@ class Requests:
         if token.token_id is not None:
             request.num_cached = request.num_tokens
             request.output_ids.append(token.token_id)
+        if token.logprobs is not None:
+            request.logprobs.append(token.logprobs)
+        request.prompt_logprobs.extend(token.prompt_logprobs)
         request.finish_reason, request.error = token.finish_reason, token.error
         self._on(tracked, News.TOKEN if token.finish_reason is None else News.LAST_TOKEN)
         return TokenEvent(request, token.token_id)

@@ -6,6 +6,7 @@ from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import Request
 from blockstride.models.engine.sampling import SamplingParams
+from blockstride.models.engine.token_logprobs import TokenLogprobs
 
 __all__ = [
     "Engine",
@@ -16,4 +17,5 @@ __all__ = [
     "Request",
     "SamplingParams",
     "TokenEvent",
+    "TokenLogprobs",
 ]

@@ -35,6 +35,8 @@ def make_batch(
     position = np.arange(len(tokens)) - query_start_loc[sequence] + starts[sequence]
     rows = [blocks.row(s.request.request_id) for s in step]
     known = np.array([s.request.num_tokens for s in step])
+    # a request whose prompt is not done yet samples nothing
+    sampled = query_start_loc[1:][ends == known] - 1
     tables = tuple(
         _group_table(table, group, int(ends.max()), sequence, position)
         for table, group in zip(blocks.tables(rows), groups, strict=True)
@@ -46,8 +48,7 @@ def make_batch(
         seq_lens=_tensor(ends.astype(np.int32)),
         has_initial_state=_tensor(starts > 0),
         tables=tables,
-        # a request whose prompt is not done yet samples nothing
-        logits_rows=_tensor(query_start_loc[1:][ends == known] - 1),
+        logits_rows=_tensor(np.concatenate([sampled, *_scored(step, query_start_loc)])),
         max_query_len=int(lens.max()),
         is_decode=bool((lens == 1).all() and (starts > 0).all()),
     )
@@ -55,6 +56,15 @@ def make_batch(
 
 def _new_tokens(scheduled: Scheduled, end: int) -> list[int]:
     return scheduled.request.tokens(end - scheduled.num_new, end)
+
+
+def _scored(step: Sequence[Scheduled], query_start_loc: np.ndarray) -> list[np.ndarray]:
+    """Rows behind those that are sampled from, which tell how likely tokens of prompts were."""
+    return [
+        np.arange(s.scored.start, s.scored.stop) - s.request.num_cached + start
+        for s, start in zip(step, query_start_loc, strict=False)
+        if s.scored
+    ]
 
 
 def _group_table(

@@ -20,6 +20,8 @@ from blockstride.models.engine.batching import make_batch
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.config import EngineConfig
 from blockstride.models.engine.limits import PromptLimits
+from blockstride.models.engine.logit_changes import LogitChanges, change_logits
+from blockstride.models.engine.logprobs import new_logprobs, tell_prompt_logprobs
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
@@ -27,6 +29,7 @@ from blockstride.models.engine.sampler import sample
 from blockstride.models.engine.sampling import SamplingParams
 from blockstride.models.engine.scheduler import Scheduled, Scheduler
 from blockstride.models.engine.step_timer import StepTimer
+from blockstride.models.engine.token_logprobs import TokenLogprobs
 from blockstride.models.engine.warm_up import warm_up_batches
 from blockstride.models.hybrid_model import HybridModel
 
@@ -136,11 +139,15 @@ class Engine:
         Raises:
             ValueError: As `add_request`.
         """
-        self.limits.check(prompt_ids)
-        limit = min(self.max_len, max_len or self.max_len, len(prompt_ids) + params.max_tokens)
+        self.limits.check(prompt_ids, params)
+        limit = min(max_len or self.max_len, self.limits.longest(prompt_ids, params))
         if request_id is None:
             request_id = next(self._ids)
-        return Request(request_id, list(prompt_ids), params, limit, list(output_ids))
+        request = Request(request_id, list(prompt_ids), params, limit, list(output_ids))
+        if params.changes_logits:
+            ends, vocab_size = self.model.eos_token_ids, self.limits.vocab_size
+            request.changes = LogitChanges(params, request.prompt_ids, ends, vocab_size)
+        return request
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason, and takes its blocks back."""
@@ -187,12 +194,16 @@ class Engine:
         if batch.is_decode:
             self._timer.settle()
         logits = self._forward(batch)
+        scored = [(s.request, s.scored) for s in step if s.scored]
         for scheduled in step:
             scheduled.request.num_cached += scheduled.num_new
         done = [s.request for s in step if s.request.num_uncached == 0]
-        tokens = _sample(logits, done) if done else []
+        tokens = _sample(logits[: len(done)], done) if done else []
+        if scored:
+            tell_prompt_logprobs(logits[len(done) :], scored)
+        told = new_logprobs(logits, done, tokens)
         self._timer.stop(batch.token_ids.shape[0], is_decode=batch.is_decode, is_awaited=bool(done))
-        return [self._accept(r, token) for r, token in zip(done, tokens, strict=True)]
+        return [self._accept(*each) for each in zip(done, tokens, told, strict=True)]
 
     def _forward(self, batch: StepBatch) -> Tensor:
         """Logits of a batch, which all ranks compute."""
@@ -211,13 +222,15 @@ class Engine:
             sample(logits, [params] * len(logits), [0] * len(logits), [0] * len(logits))
         self.stats.compile_seconds += time.perf_counter() - begin
 
-    def _accept(self, request: Request, token: int) -> TokenEvent:
+    def _accept(self, request: Request, token: int, told: TokenLogprobs | None) -> TokenEvent:
         if token < 0:
             request.error = request.error or "expected finite scores, got NaN or infinity"
             logger.info("request %d ends here: %s", request.request_id, request.error)
             self.abort(request, "error")
             return TokenEvent(request, None)
         request.output_ids.append(token)
+        if told is not None:
+            request.logprobs.append(told)
         params, ends = request.params, self.model.eos_token_ids
         is_end = token in ends and not params.ignore_eos
         if is_end or token in params.stop_token_ids:
@@ -248,6 +261,13 @@ class Engine:
 def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     """A token for each row and request; below 0 where none could be chosen."""
     try:
+        edits = [
+            (row, request.changes.edits(request.output_ids))
+            for row, request in enumerate(requests)
+            if request.changes is not None
+        ]
+        if edits:
+            logits = change_logits(logits, edits)
         return sample(
             logits,
             [request.params for request in requests],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockstride.checks import expect
+from blockstride.models.engine.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,18 @@ class PromptLimits:
             return cls(model_len, f"the model's longest sequence has {model_len}", vocab_size)
         return cls(max_len, f"max_len is {max_len}", vocab_size)
 
-    def check(self, prompt_ids: Sequence[int]) -> None:
-        """Raise `ValueError` unless a prompt can be continued by at least one token."""
+    def longest(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+        """Most tokens that a request may reach, prompt and output."""
+        most = params.max_tokens
+        return self.max_len if most is None else min(self.max_len, len(prompt_ids) + most)
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise `ValueError` unless a prompt can be continued by a token, as is asked.
+
+        Args:
+            prompt_ids: Tokens of the prompt.
+            params: How to continue it, which may name tokens.
+        """
         expect(len(prompt_ids) > 0, "prompt", "at least one token", "an empty prompt")
         room = self.max_len - 1
         expect(
@@ -53,3 +64,5 @@ class PromptLimits:
         )
         outside = [token for token in prompt_ids if not 0 <= token < self.vocab_size]
         expect(not outside, "prompt", f"tokens from 0 to {self.vocab_size - 1}", outside[:1])
+        params.check_tokens(self.vocab_size)
+        expect(params.n == 1, "n", "1 of a request, which has one answer", params.n)

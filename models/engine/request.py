@@ -6,10 +6,13 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Literal
 
+from blockstride.models.engine.logit_changes import LogitChanges
 from blockstride.models.engine.sampling import SamplingParams
+from blockstride.models.engine.token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""`stop`: an end token or a stop text. `length`: `max_tokens`, or the cache holds no more. `error`:
+"""`stop`: an end token or a stop text. `length`: `max_tokens`, or the longest sequence that the
+model, the engine or its cache can have. `abort`: whoever asked wanted no more. `error`:
 something that `Request.error` names, or tokens that its tokenizer makes no text of."""
 
 
@@ -24,10 +27,13 @@ class Request:
         params: How to continue it.
         max_len: Most tokens, prompt included, that it may reach.
         output_ids: Tokens generated so far.
+        changes: What is done to its logits before a token is chosen; None: nothing.
         hands_over: Whether it goes on elsewhere once it has its next token.
         num_cached: Tokens whose keys, values and states are in the cache; falls to 0 when the
             request is preempted, and is made up for by computing them again.
         seed: That of `params`, or one of its own.
+        logprobs: Of the tokens that were generated here, where `params` ask for them.
+        prompt_logprobs: Of the tokens of the prompt but the first, as far as they are computed.
         num_preemptions: How often it has lost its blocks.
         finish_reason: Why it ended; None while it runs.
         error: What went wrong, in words, when it ended with an error.
@@ -38,6 +44,7 @@ class Request:
     params: SamplingParams
     max_len: int
     output_ids: list[int] = field(default_factory=list)
+    changes: LogitChanges | None = None
     hands_over: bool = False
     num_cached: int = 0
     num_preemptions: int = 0
@@ -47,6 +54,10 @@ class Request:
     def __post_init__(self) -> None:
         seed = self.params.seed
         self.seed: int = secrets.randbits(63) if seed is None else seed
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        # whoever generated tokens before has told those of the prompt
+        self._scores_prompt = self.params.prompt_logprobs is not None and not self.output_ids
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +68,15 @@ class Request:
     def num_uncached(self) -> int:
         """Tokens still to be computed before the next one can be sampled."""
         return self.num_tokens - self.num_cached
+
+    def unscored(self, stop: int) -> range:
+        """Positions before `stop` whose next token is one of the prompt and has no `logprobs` yet.
+
+        They are computed in the order of their positions, once, whatever is computed again.
+        """
+        if not self._scores_prompt:
+            return range(0)
+        return range(len(self.prompt_logprobs), min(stop, len(self.prompt_ids) - 1))
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from `start` to `stop`."""

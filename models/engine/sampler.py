@@ -64,6 +64,7 @@ class _Controls(NamedTuple):
     top_k: Int64[Tensor, "num_rows 1"] | None
     most: int
     top_p: Float64[Tensor, "num_rows 1"] | None
+    min_p: Float32[Tensor, "num_rows 1"] | None
 
     @classmethod
     def of(
@@ -71,11 +72,11 @@ class _Controls(NamedTuple):
     ) -> _Controls:
         vocab = logits.shape[1]
         top_k = [p.top_k if p.top_k < vocab else 0 for p in params]
-        floats = np.array([[p.temperature for p in params], [p.top_p for p in params]])
+        floats = np.array([[p.temperature, p.top_p, p.min_p] for p in params]).T.copy()
         packed = np.array([rows, keys, top_k, *floats.view(np.int64)])
         # one copy, which need not wait for the logits
         packed = torch.from_numpy(packed).to(logits.device, non_blocking=True)
-        temperature, top_p = packed[3:].view(torch.float64)[..., None]
+        temperature, top_p, min_p = packed[3:].view(torch.float64)[..., None]
         limits = torch.finfo(torch.float32)
         return cls(
             packed[0],
@@ -84,6 +85,7 @@ class _Controls(NamedTuple):
             packed[2][:, None] if any(top_k) else None,
             max(top_k),
             top_p if any(p.top_p < 1 for p in params) else None,
+            min_p.float() if any(p.min_p > 0 for p in params) else None,
         )
 
 
@@ -96,6 +98,9 @@ def _draw(logits: Tensor, best: Tensor, controls: _Controls) -> Int64[Tensor, " 
         weights.masked_fill_(~_most_likely(gap, controls.top_k, controls.most), 0.0)
     if controls.top_p is not None:
         weights.masked_fill_(~_nucleus(gap, weights, controls.top_p), 0.0)
+    if controls.min_p is not None:
+        # the likeliest token's weight is 1
+        weights.masked_fill_(weights < controls.min_p, 0.0)
     return weights.div_(exponential(controls.keys, gap.shape[1])).argmax(-1)
 
 

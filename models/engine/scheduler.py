@@ -20,6 +20,11 @@ class Scheduled:
     request: Request
     num_new: int
 
+    @property
+    def scored(self) -> range:
+        """Positions after which the log-probability of the prompt's next token is asked for."""
+        return self.request.unscored(self.request.num_cached + self.num_new)
+
 
 class Scheduler:
     """Continuous batching, first come first served.
