@@ -29,7 +29,6 @@ class TextStream:
         self,
         detokenizer: Detokenizer | None,
         stops: Sequence[str],
-        *,
         min_tokens: int = 0,
         include_stop: bool = False,
     ) -> None:

@@ -87,5 +87,4 @@ class Texts:
             detokenizer = Detokenizer(self._decoder, prompt_ids)
         no_stop = not params.stop or detokenizer is not None
         expect(no_stop, "stop", "none, as the checkpoint has no tokenizer.json", params.stop)
-        least, include = params.min_tokens, params.include_stop
-        return TextStream(detokenizer, params.stop, min_tokens=least, include_stop=include)
+        return TextStream(detokenizer, params.stop, params.min_tokens, params.include_stop)

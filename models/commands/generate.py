@@ -173,9 +173,7 @@ def run(args: argparse.Namespace) -> int:
         loaded = time.perf_counter()
         params = replace(llm.default_params, **given)
         logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
-        asked = (
-            [llm.chat_prompt(_messages(args, text)) for text in prompts] if args.chat else prompts
-        )
+        asked = [_chat_prompt(llm, args.system, p) for p in prompts] if args.chat else prompts
         style = "answer" if args.chat else "tokens" if args.token_ids else "text"
         has_failed = False
         for i, completion in enumerate(write_answers(llm, asked, params, style)):
@@ -200,10 +198,10 @@ def _prompts(args: argparse.Namespace, folder: Path) -> list[str] | list[tuple[i
     return read_prompts(args.prompt_file) if args.prompt is None else typed_prompts(args.prompt)
 
 
-def _messages(args: argparse.Namespace, text: str) -> list[dict[str, str]]:
-    """A conversation that begins with what a user says."""
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return [*system, {"role": "user", "content": text}]
+def _chat_prompt(llm: LLM, system: str | None, text: Any) -> tuple[int, ...]:
+    """The tokens of a conversation that begins with what a user says."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return llm.chat_prompt([*before, {"role": "user", "content": text}])
 
 
 def _load(args: argparse.Namespace, folder: Path) -> LLM:

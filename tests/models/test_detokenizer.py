@@ -64,17 +64,24 @@ def test_tokens_are_dropped_in_the_middle_of_a_character_without_harm(kind, shif
 @given(data=st.data())
 def test_a_stop_text_ends_a_stream_as_soon_as_the_text_has_it(kind, data):
     prompt, output = data.draw(tokens(kind, 10)), data.draw(tokens(kind, 30))
-    stops = data.draw(st.lists(st.sampled_from(["\n", "the", "x\n", "é", "本🎉", ". x"])))
-    stream, got, used = TextStream(detokenizer(kind, prompt), stops), "", 0
+    stops = data.draw(st.lists(st.sampled_from(["\n", "the", "x\n", "é", "本🎉", ". x", "th"])))
+    least, include = data.draw(st.integers(0, 8)), data.draw(st.booleans())
+    stream, got, used = TextStream(detokenizer(kind, prompt), stops, least, include), "", 0
     while used < len(output) and not stream.stopped:
         got += stream.push(output[used])
         used += 1
     got += stream.finish()
     texts = (text_beyond(KINDS[kind], prompt, output[:n]) for n in range(1, len(output) + 1))
+    early = 0
     for count, text in enumerate(texts, 1):
-        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if count < least:
+            early = len(text)
+            continue
+        # where each stop text first ends after what comes too early
+        begins = {stop: text.find(stop, max(0, early - len(stop) + 1)) for stop in stops}
+        found = [(at, at + include * len(stop)) for stop, at in begins.items() if at >= 0]
         if found:
-            assert (used, got, stream.stopped) == (count, text[: min(found)], True)
+            assert (used, got, stream.stopped) == (count, text[: min(found)[1]], True)
             break
     else:
         assert (got, stream.stopped) == (text_beyond(KINDS[kind], prompt, output), False)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from tokenizers import Tokenizer
 
+from blockstride.models import LLM, EngineConfig, SamplingParams
 from blockstride.models.cli import main
 from blockstride.models.engine import engine
 from blockstride.models.text_stream import TextStream
@@ -47,6 +48,8 @@ def test_prompts_of_tokens_get_tokens_with_a_tokenizer_and_without(reference, ba
         (("--prompt", "a"), "--prompt: expected --token-ids, as {bare} has no tokenizer.json"),
         (("--prompt-file", "-"), "--prompt-file: expected --token-ids, as {bare} has no"),
         (("--token-ids", "1", "--stop", "."), "--stop: expected none, as the checkpoint has no"),
+        (("--token-ids", "1", "--logit-bias", "300=1"), "--logit-bias: expected tokens from 0 to"),
+        (("--token-ids", "1", "--logit-bias", "3"), "--logit-bias: expected a number, got ''"),
     ],
 )
 def test_prompts_that_cannot_be_are_named(bare, capsys, options, message):
@@ -96,6 +99,37 @@ def test_a_text_that_fails_ends_its_line(reference, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == "a\nb\n"
     assert [line.split(": ")[1] for line in err.splitlines()] == ["prompt 1", "prompt 2"]
+
+
+def test_every_way_to_continue_a_prompt_can_be_typed(reference, capsys):
+    options = {
+        "min_tokens": "2",
+        "temperature": "0.8",
+        "top_k": "20",
+        "top_p": "0.9",
+        "min_p": "0.01",
+        "repetition_penalty": "1.2",
+        "presence_penalty": "0.1",
+        "frequency_penalty": "0.2",
+        "logit_bias": "9=-2,10=1.5",
+        "seed": "3",
+        "n": "2",
+        "stop": "zz",
+        "stop_token_ids": "7,8",
+    }
+    typed = [w for name, value in options.items() for w in (f"--{name.replace('_', '-')}", value)]
+    given = line(reference.path, *typed, "--include-stop", "--max-tokens", "all", "--max-len", "40")
+    assert main([*given, "--token-ids", "5,6,200"]) == 0
+    params = SamplingParams(
+        None, 0.8, 20, 0.9, 3, "zz", [7, 8], True,
+        min_tokens=2, include_stop=True, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
+        frequency_penalty=0.2, logit_bias={9: -2.0, 10: 1.5}, n=2,
+    )  # fmt: skip
+    llm = LLM(reference.path, config=EngineConfig(max_len=40))
+    answers = llm.generate(IDS, params)
+    assert capsys.readouterr().out.splitlines() == [
+        ",".join(map(str, answer.token_ids)) for answer in answers
+    ]
 
 
 def test_verbose_tells_beginnings_and_ends_of_requests(reference, caplog):

@@ -76,6 +76,53 @@ def test_a_stop_text_that_the_last_allowed_token_completes_is_the_reason(llm):
     assert ended.finish_reason == "stop"
 
 
+def test_what_ends_a_text_is_in_it_where_that_is_asked_for(llm):
+    params = {"max_tokens": 60, "ignore_eos": True}
+    (whole,) = llm.generate("xyz", SamplingParams(**params))
+    stop = whole.text[7:10]
+    with_stop = SamplingParams(**params, stop=stop, include_stop=True)
+    at = whole.text.find(stop) + len(stop)
+    assert llm.generate("xyz", with_stop)[0].text == whole.text[:at]
+    assert "".join(llm.stream("xyz", with_stop)) == whole.text[:at]
+    # a token of one letter
+    end = next(i for i, t in enumerate(whole.token_ids) if llm.tokenizer.decode([t]).isascii())
+    ended = {**params, "stop_token_ids": whole.token_ids[end]}
+    count = whole.token_ids.index(whole.token_ids[end]) + 1
+    cut, kept = llm.generate(
+        ["xyz"] * 2, [SamplingParams(**ended), SamplingParams(**ended, include_stop=True)]
+    )
+    assert cut.token_ids == kept.token_ids == whole.token_ids[:count]
+    assert kept.text == cut.text + llm.tokenizer.decode([whole.token_ids[end]])
+
+
+def test_answers_to_a_prompt_are_independent_and_those_of_their_seeds(llm):
+    params = {"max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    asked = [SamplingParams(**params, seed=seed, n=3) for seed in (4, 5)]
+    answers = llm.generate(["abc", [5, 6]], asked)
+    assert [(c.prompt, c.index) for c in answers] == [
+        *(("abc", i) for i in range(3)),
+        *(((5, 6), i) for i in range(3)),
+    ]
+    assert answers == llm.generate(["abc", [5, 6]], asked)
+    (alone,) = llm.generate("abc", SamplingParams(**params, seed=4))
+    assert answers[0].token_ids == alone.token_ids
+    # no answer of this seed is one of the next
+    all_tokens = {c.token_ids for c in answers + llm.generate("abc", asked[1])}
+    assert len(all_tokens) == 9
+    free = llm.generate("abc", SamplingParams(**params, n=4))
+    assert len({c.token_ids for c in free}) == 4
+    for ask in (llm.stream, llm.engine.add_request):
+        prompt: Any = "abc" if ask == llm.stream else [5]
+        with pytest.raises(ValueError, match=r"^n: expected 1 of a "):
+            ask(prompt, asked[0])
+
+
+def test_as_many_tokens_as_fit_is_a_number_of_tokens(reference):
+    llm = LLM(reference.path, config=EngineConfig(max_len=50, cache_bytes=1 << 24))
+    (all_that_fit,) = llm.generate("abcde", SamplingParams(None, ignore_eos=True), progress=True)
+    assert (len(all_that_fit.token_ids), all_that_fit.finish_reason) == (45, "length")
+
+
 def test_text_held_back_for_a_stop_text_is_released_at_the_end(llm):
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     (whole,) = llm.generate("xyz", params)

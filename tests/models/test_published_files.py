@@ -138,6 +138,8 @@ def test_an_end_in_config_counts_where_the_other_file_names_none(folder):
         {"do_sample": True, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "max_new_tokens": 33},
         {"do_sample": True, "top_k": 0, "temperature": None},
         {"do_sample": True, "stop_strings": ["END"]},
+        {"repetition_penalty": 1.1, "min_new_tokens": 5},
+        {"do_sample": True, "min_p": 0.05, "suppress_tokens": [3, 4]},
     ],
 )
 def test_sampling_parameters_default_to_those_of_the_checkpoint(said, tmp_path):
@@ -147,11 +149,30 @@ def test_sampling_parameters_default_to_those_of_the_checkpoint(said, tmp_path):
     params = default_params(said)
     assert params.max_tokens == (theirs.max_new_tokens or SamplingParams().max_tokens)
     assert list(params.stop) == (theirs.stop_strings or [])
+    assert params.min_tokens == (theirs.min_new_tokens or 0)
+    assert params.repetition_penalty == (theirs.repetition_penalty or 1.0)
+    assert params.bad_token_ids == set(theirs.suppress_tokens or ())
     if not theirs.do_sample:
         assert params.temperature == 0
         return
-    drawn = (params.temperature, params.top_k, params.top_p)
-    assert drawn == (theirs.temperature, theirs.top_k, theirs.top_p)
+    drawn = (params.temperature, params.top_k, params.top_p, params.min_p)
+    assert drawn == (theirs.temperature, theirs.top_k, theirs.top_p, theirs.min_p or 0.0)
+
+
+def test_biases_and_bad_words_of_one_token_are_kept_and_others_told(caplog):
+    params = default_params(
+        {
+            "sequence_bias": [[[5], -2.0], [[6, 7], 3.0]],
+            "bad_words_ids": [[8], [9, 10], [2]],
+            "eos_token_id": 2,
+        }
+    )
+    assert params.logit_bias == {5: -2.0}
+    assert params.bad_token_ids == {8}
+    assert [record.args for record in caplog.records] == [
+        ("bad_words_ids", [9, 10]),
+        ("sequence_bias", [6, 7]),
+    ]
 
 
 def test_a_default_that_cannot_be_is_refused_by_file_and_key():
@@ -160,8 +181,8 @@ def test_a_default_that_cannot_be_is_refused_by_file_and_key():
 
 
 def test_what_a_file_asks_for_in_vain_is_named(caplog):
-    default_params({**NEUTRAL, "repetition_penalty": 1.1, "min_p": 0.05, "top_k": 4})
-    assert [record.args[0] for record in caplog.records] == ["min_p", "repetition_penalty"]
+    default_params({**NEUTRAL, "num_beams": 2, "typical_p": 0.9, "top_k": 4})
+    assert [record.args[0] for record in caplog.records] == ["num_beams", "typical_p"]
 
 
 def test_a_caller_who_says_nothing_gets_them(folder):

@@ -11,6 +11,7 @@ from transformers.generation import logits_process
 from blockstride.models import SamplingParams
 from blockstride.models.engine.noise import exponential, noise_key
 from blockstride.models.engine.sampler import sample
+from blockstride.models.engine.sampling import answer_seed, answers
 
 LOGITS = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0])
 
@@ -22,7 +23,9 @@ def draws(logits: torch.Tensor, count: int, seed: int = 0, **params: Any) -> tor
     return torch.tensor(sample(rows, [asked] * count, [seed] * count, range(count)))
 
 
-def by_transformers(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0) -> torch.Tensor:
+def by_transformers(
+    logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+) -> torch.Tensor:
     """The distribution that transformers draws from, whatever the tokens before were."""
     ids: Any = None
     scores = logits_process.TemperatureLogitsWarper(float(temperature))(ids, logits[None])
@@ -30,6 +33,8 @@ def by_transformers(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0) -
         scores = logits_process.TopKLogitsWarper(top_k)(ids, scores)
     if top_p < 1:
         scores = logits_process.TopPLogitsWarper(top_p)(ids, scores)
+    if min_p > 0:
+        scores = logits_process.MinPLogitsWarper(min_p)(ids, scores)
     return scores[0].softmax(0)
 
 
@@ -61,6 +66,9 @@ def assert_follow(tokens: torch.Tensor, expected: torch.Tensor) -> None:
         {"top_p": 1e-9},
         {"temperature": 1.5, "top_k": 20, "top_p": 0.7},
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
     ],
     ids=str,
 )
@@ -74,6 +82,7 @@ def test_rows_of_one_batch_each_follow_their_own_parameters():
     torch.manual_seed(0)
     logits = torch.randn(64) * 2
     asked = [{"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.5}, {"top_k": 30, "top_p": 0.8}, {}]
+    asked.append({"min_p": 0.2})
     params = [SamplingParams(**{"temperature": 1.0, **each}) for each in asked]
     params.append(SamplingParams())
     count = 800
@@ -208,8 +217,37 @@ def test_noise_is_exponential_and_uncorrelated():
         ("top_p", 1.1),
         ("seed", -1),
         ("stop", ("",)),
+        ("min_tokens", -1),
+        ("min_p", 1.5),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e300),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", 1e300),
+        ("logit_bias", {3: float("-inf")}),
+        ("logit_bias", {-3: 1.0}),
+        ("bad_token_ids", [-1]),
+        ("allowed_token_ids", []),
+        ("logprobs", -1),
+        ("logprobs", 101),
+        ("prompt_logprobs", -1),
+        ("n", 0),
+        ("n", 10**6),
     ],
 )
 def test_a_parameter_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=f"^{field}: expected"):
         SamplingParams(**{field: value})
+
+
+def test_only_bad_tokens_cannot_be_allowed():
+    with pytest.raises(ValueError, match=r"^allowed_token_ids: expected None, or a token that is"):
+        SamplingParams(allowed_token_ids={3, 4}, bad_token_ids={3, 4, 5})
+
+
+def test_answers_have_seeds_that_no_other_answer_has():
+    seeds = [0, 1, 2, 2**63, 2**64 - 1, 2**130, 2**130 + 1]
+    keys = {noise_key(answer_seed(seed, i) or 0, 0) for seed in seeds for i in range(100)}
+    assert len(keys) == 100 * len(seeds)
+    assert answers(SamplingParams(seed=7, n=3))[0] == SamplingParams(seed=7)
+    assert [each.seed for each in answers(SamplingParams(n=3))] == [None] * 3

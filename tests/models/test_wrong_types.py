@@ -25,7 +25,6 @@ def make(cls, **fields):
     ("field", "value"),
     [
         ("max_tokens", 2.5),
-        ("max_tokens", None),
         ("max_tokens", True),
         ("max_tokens", "10"),
         ("temperature", "hot"),
@@ -46,6 +45,18 @@ def make(cls, **fields):
         ("stop_token_ids", None),
         ("ignore_eos", 1),
         ("ignore_eos", "no"),
+        ("include_stop", 1),
+        ("min_tokens", None),
+        ("min_p", "0.1"),
+        ("repetition_penalty", None),
+        ("logit_bias", [(3, 1.0)]),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {3: "1"}),
+        ("bad_token_ids", None),
+        ("allowed_token_ids", "a"),
+        ("logprobs", True),
+        ("prompt_logprobs", 1.5),
+        ("n", None),
     ],
 )
 def test_a_sampling_parameter_of_another_type_is_named(field, value):

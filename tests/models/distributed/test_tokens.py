@@ -2,7 +2,7 @@
 
 import pytest
 
-from blockstride.models import LLM, SamplingParams
+from blockstride.models import LLM, SamplingParams, TokenLogprobs
 from tests.models.distributed.deployments import (
     all_blocks_are_free,
     engine,
@@ -92,6 +92,31 @@ def test_sampled_tokens_are_those_of_one_engine(deploy, reference):
     assert tokens_of(LLM(reference.path), PROMPTS, params[::-1]) != wanted
     llm = deploy(reference.path, prefill=engine(), decode=engine())
     assert tokens_of(llm, PROMPTS, params) == wanted
+
+
+def test_penalties_and_log_probabilities_are_those_of_one_engine(deploy, reference):
+    """An engine that takes over a request knows the tokens it has had, in prompt and answer."""
+    told = {"ignore_eos": True, "logprobs": 2, "prompt_logprobs": 1}
+    params = [
+        SamplingParams(15, repetition_penalty=1.5, **told),
+        SamplingParams(15, presence_penalty=0.9, frequency_penalty=0.4, **told),
+        SamplingParams(15, 0.9, seed=3, min_p=0.1, repetition_penalty=1.3, n=2, **told),
+        SamplingParams(15, logit_bias={9: 4.0}, min_tokens=15, stop_token_ids={9}, **told),
+    ]
+    wanted = LLM(reference.path, config=engine()).generate(PROMPTS, params)
+    llm = deploy(reference.path, prefill=engine(tp_size=2), decode=engine(block_size=48))
+    for mine, one in zip(llm.generate(PROMPTS, params), wanted, strict=True):
+        assert (mine.token_ids, mine.index) == (one.token_ids, one.index)
+        for got, expected in zip(told_of(mine), told_of(one), strict=True):
+            assert got.token_id == expected.token_id
+            assert got.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert len(got.top) == len(expected.top)
+    assert llm.reports()[1].transfers.requests == len(wanted)
+
+
+def told_of(completion) -> list[TokenLogprobs]:
+    """How likely its tokens were, those of the prompt first."""
+    return [*completion.prompt_logprobs[1:], *completion.logprobs]
 
 
 def test_more_requests_than_either_engine_holds_are_all_answered(deploy, reference):
