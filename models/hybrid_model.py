@@ -64,7 +64,8 @@ class HybridModel:
         self.eos_token_ids = checkpoint.end_tokens()
         mixers = config.mixers(types or CacheTypes(kv=dtype, conv=dtype))
         self.mixers = named(mixers)
-        weights = LayerWeights(checkpoint, config.prefix, dtype, self.device, self.parallel)
+        prefix = _one_of(config.prefix, checkpoint)
+        weights = LayerWeights(checkpoint, prefix, dtype, self.device, self.parallel)
         self.embedding = self._embedding(weights)
         self.branches = [
             branch
@@ -169,3 +170,11 @@ class HybridModel:
         if branch.post_norm is not None:
             total = kernels.rms_norm(total, branch.post_norm, eps, out=total)
         return (total if multiplier == 1 else total.mul_(multiplier)), residual
+
+
+def _one_of(prefix: str | tuple[str, ...], names: Iterable[str]) -> str:
+    """The first of some prefixes that any name has; the first of all where none is."""
+    prefixes = (prefix,) if isinstance(prefix, str) else prefix
+    names = list(names)
+    has_any = (each for each in prefixes if any(name.startswith(each) for name in names))
+    return next(has_any, prefixes[0])

@@ -143,7 +143,8 @@ class ModelFamily(Family):
         logits_soft_cap: Logits are kept below it by a hyperbolic tangent; None for no such bound.
         norm_offset: Added to every gain of a norm, where files have them less that.
         residual_in_fp32: Whether the residual stream is float32, whatever weights are.
-        prefix: What the names of all tensors but the head begin with.
+        prefix: What the names of all tensors but the head begin with, or several of which a file
+            has one.
         modules: Kind of mixer -> what its tensors' names go on with after the layer's.
         embedding: What tensors call the embedding, or the names of which a file has one,
         input_norm: the norm before the mixers,
@@ -164,7 +165,7 @@ class ModelFamily(Family):
     logits_soft_cap: Key[float | None] = constant(None)
     residual_in_fp32 = constant(False)
     norm_offset: ClassVar[float] = 0.0
-    prefix: ClassVar[str] = "model."
+    prefix: ClassVar[str | tuple[str, ...]] = "model."
     modules: ClassVar[Mapping[str, str]] = {
         "attention": "self_attn",
         "window": "self_attn",

@@ -4,6 +4,7 @@ from blockstride.models.modules.attention import AttentionMixer
 from blockstride.models.modules.branch import Branch
 from blockstride.models.modules.experts import ExpertMLP
 from blockstride.models.modules.head_norm import HeadNorm
+from blockstride.models.modules.latent import Latent
 from blockstride.models.modules.mamba1 import Mamba1Mixer
 from blockstride.models.modules.mamba2 import Mamba2Mixer
 from blockstride.models.modules.mlp import MLP, GatedMLP
@@ -21,6 +22,7 @@ __all__ = [
     "FeedForward",
     "GatedMLP",
     "HeadNorm",
+    "Latent",
     "LayerWeights",
     "Mamba1Mixer",
     "Mamba2Mixer",

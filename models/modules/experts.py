@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blockstride import kernels
 from blockstride.models.batch import StepBatch
+from blockstride.models.modules.latent import Latent
 from blockstride.models.modules.module import FeedForward
 from blockstride.models.modules.router import Router
 
@@ -23,6 +24,7 @@ class ExpertMLP(FeedForward):
         gate: As of `kernels.expert_mlp`.
         up_bias: Added to the first product of each expert `[num_experts, rows of up]`.
         down_bias: Added to the second `[num_experts, hidden_size]`; None on all ranks but one.
+        latent: The space that experts see tokens in; None for that of the router.
     """
 
     def __init__(
@@ -34,16 +36,17 @@ class ExpertMLP(FeedForward):
         gate: kernels.Gate | None = kernels.SILU,
         up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
+        latent: Latent | None = None,
     ) -> None:
-        self.router, self.gate = router, gate
+        self.router, self.gate, self.latent = router, gate, latent
         self.up_bias, self.down_bias = up_bias, down_bias
         self.up, self.down = kernels.pack_experts(up), kernels.pack_experts(down)
 
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """The weighted sum of each token's experts."""
         ids, weights = self.router.choose(hidden)
-        return kernels.expert_mlp(
-            hidden,
+        out = kernels.expert_mlp(
+            hidden if self.latent is None else self.latent.enter(hidden),
             self.up,
             self.down,
             ids,
@@ -52,3 +55,4 @@ class ExpertMLP(FeedForward):
             up_bias=self.up_bias,
             down_bias=self.down_bias,
         )
+        return out if self.latent is None else self.latent.leave(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +112,25 @@ class LayerWeights:
         )
         down = self.tensor(f"{prefix}down_proj.weight", hidden_size, inner, part=Part(1, share))
         return torch.cat([gate, up]), down
+
+    def plain_mlp(
+        self, prefix: str, hidden_size: int, inner: int, has_bias: bool
+    ) -> Mapping[str, Any]:
+        """A rank's part of the tensors of an `MLP` without a gate, `up_proj` and `down_proj`.
+
+        Raises:
+            ValueError: As `gated_mlp`.
+        """
+        share = self.parallel.share("intermediate_size", inner)
+        up, down = f"{prefix}up_proj", f"{prefix}down_proj"
+        read = {
+            "up": self.tensor(f"{up}.weight", inner, hidden_size, part=Part(0, share)),
+            "down": self.tensor(f"{down}.weight", hidden_size, inner, part=Part(1, share)),
+        }
+        if not has_bias:
+            return read
+        bias = self.tensor(f"{up}.bias", inner, part=Part(0, share))
+        return {**read, "up_bias": bias, "down_bias": self.addend(f"{down}.bias", hidden_size)}
 
     def joined_mlps(
         self, gate_up: str, down: str, count: tuple[int, ...], hidden_size: int, inner: int

@@ -54,6 +54,21 @@ FAMILIES = {
         },
     ),
     "bamba": ("Bamba", {**MAMBA2, "attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+            "head_dim": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+        },
+    ),
     "falcon_h1": ("FalconH1", {**MAMBA2, "mamba_d_ssm": 96}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}),
@@ -109,7 +124,8 @@ def seeded(
     model: Any = getattr(transformers, f"{kind}ForCausalLM")(described)
     # transformers leaves these at one or zero, which would hide one that is applied wrongly
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        named = itertools.chain(model.named_parameters(), model.named_buffers())
+        for name, parameter in named:
             if "norm" in name or name.endswith(".D"):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""Files of families with Mamba in every layer, each with a value of its own for every key."""
+"""Files of families with Mamba mixers, each with a value of its own for every key."""
 
 PURE = {
     "vocab_size": 96,
@@ -42,9 +42,41 @@ FALCON_H1 = {
     "ssm_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0],
     "mlp_multipliers": [0.4, 0.3],
 }
+NEMOTRON_H = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "layers_block_type": ["mamba", "full_attention", "moe", "mlp", "attention"],
+    "hybrid_override_pattern": "M*M*",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "ssm_state_size": 24,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "use_conv_bias": False,
+    "use_bias": True,
+    "time_step_min": 0.1,
+    "layer_norm_epsilon": 2e-5,
+    "mlp_bias": True,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 3,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "moe_latent_size": 24,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
 FILES = {
     "falcon_h1": FALCON_H1,
     "falcon_mamba": {**MAMBA, "mixer_rms_eps": 3e-5},
     "mamba": MAMBA,
     "mamba2": MAMBA2,
+    "nemotron_h": NEMOTRON_H,
 }
