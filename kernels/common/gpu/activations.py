@@ -45,13 +45,6 @@ def silu(x):
 
 
 @triton.jit
-def sigmoid(x):
-    """`1 / (1 + exp(-x))`, which a power without end brings to 0; by no division."""
-    root = tl.rsqrt(1.0 + tl.math.exp2(x * -LOG2_E))
-    return root * root
-
-
-@triton.jit
 def gelu_tanh(x):
     """`x * (1 + tanh(s * (x + 0.044715 * x**3))) / 2` with `s = sqrt(2 / pi)`."""
     inner = tl.fma(x * x, x * GELU_CUBIC, x * GELU_LINEAR)

@@ -7,7 +7,7 @@ digits, so what is computed with is what it takes away, which has digits of its 
 import triton
 import triton.language as tl
 
-from blockstride.kernels.common.gpu.activations import LOG2_E, sigmoid, widened
+from blockstride.kernels.common.gpu.activations import LOG2_E, widened
 
 # a gate that isn't 0 decays everything at this rate, and its multiples are finite
 LOWEST_RATE: tl.constexpr = tl.constexpr(-1e38)
@@ -20,6 +20,16 @@ S2: tl.constexpr = tl.constexpr(0.166662425)
 S3: tl.constexpr = tl.constexpr(-0.0416300744)
 S4: tl.constexpr = tl.constexpr(0.00818961393)
 S5: tl.constexpr = tl.constexpr(-0.00112340425)
+
+
+@triton.jit
+def openness(gate):
+    """The sigmoid of a gate.
+
+    It multiplies nothing infinite, so that its power needs no bound, which would pass over NaN.
+    """
+    root = tl.rsqrt(1.0 + tl.math.exp2(gate * -LOG2_E))
+    return root * root
 
 
 @triton.jit
@@ -49,10 +59,10 @@ def fold(state, log_decay, added):
 @triton.jit
 def next_state(state, x, recurrence_gate, input_gate, rates, is_first):
     """The state after a token, and the logarithm of its decay; a first input is not weighed."""
-    log_decay = rates * sigmoid(recurrence_gate)
+    log_decay = rates * openness(recurrence_gate)
     decay, lost, is_slow = decay_of(log_decay)
     # the square of the decay takes this much away
     weight = tl.where(is_first, 1.0, tl.sqrt(lost * (2.0 - lost)))
-    added = weight * sigmoid(input_gate) * widened(x)
+    added = weight * openness(input_gate) * widened(x)
     slow, fast = state + tl.fma(-lost, state, added), tl.fma(decay, state, added)
     return tl.where(is_slow, slow, fast), log_decay
