@@ -115,6 +115,8 @@ class Connector:
         for service in (self._server.run, self._server.sweep):
             self._services.start(service())
         self._services.start(self._local.keep_moving(self._is_live))
+        # making an agent takes seconds on a busy machine
+        self._leases.begin(monotonic())
         return self._address
 
     def _is_live(self) -> bool:
@@ -189,7 +191,8 @@ class Connector:
     def offer(self, request_id: str, num_tokens: int, blocks: Sequence[BlockIds]) -> None:
         """Holds blocks for readers, until all of them have read or the lease runs out.
 
-        Before `register_kv_caches` this makes sure that no reader comes too early.
+        Before `register_kv_caches` this makes sure that no reader comes too early; the lease begins
+        to run out with that.
 
         Args:
             request_id: The name under which they are read.

@@ -104,6 +104,11 @@ class LeaseTable:
         self._leases[request_id] = lease
         return lease
 
+    def begin(self, now: float) -> None:
+        """Readers can come from now on: what was offered before has all its time yet."""
+        for lease in self._leases.values():
+            lease.ends = now + self.lease_seconds
+
     def claim(self, request_id: str, reader: ReaderRank, num_readers: int, now: float) -> Lease:
         """A reader begins.
 

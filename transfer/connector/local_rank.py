@@ -13,7 +13,7 @@ import torch
 from blockstride.checks import expect
 from blockstride.transfer.connector.counters import Counters
 from blockstride.transfer.connector.settings import ConnectorSettings
-from blockstride.transfer.connector.staging import Area, Storages
+from blockstride.transfer.connector.staging import Area, Storages, load_programs
 from blockstride.transfer.copy_plan import Indices
 from blockstride.transfer.device import device_of, use_device, wait_for_device
 from blockstride.transfer.engine_info import EngineTransferInfo
@@ -77,7 +77,7 @@ class LocalRank:
         )
         self.pools = Area(self.agent, pools)
         self._copier = ThreadPoolExecutor(1, "blockstride-copy", use_device, (self.device,))
-        self._fresh_until = 0.0
+        self._fresh_until, self._can_copy = 0.0, False
 
     def staging(self, info: EngineTransferInfo, rank: int) -> Area:
         """A new staging area in the shape of a rank of an engine, registered.
@@ -94,6 +94,10 @@ class LocalRank:
         }
         # zeros must not come after what NIXL brings
         wait_for_device(self.device)
+        if not self._can_copy and self.device.type == "cpu":
+            # what is staged is copied: no request is to wait for the programs that do it
+            self._can_copy = True
+            self._copier.submit(load_programs)
         return Area(self.agent, storages)
 
     async def keep_moving(self, is_live: Callable[[], bool]) -> None:

@@ -44,6 +44,14 @@ class Area:
         self.storages = {}
 
 
+def load_programs() -> None:
+    """Has what copies on CPUs read from files, or compiled: it copies a byte and casts a number."""
+    byte, number = torch.zeros(2, 1, dtype=torch.int8), torch.zeros(2, 1, 2, 1, 1, 1)
+    nothing, block = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    copy_runs(byte[0], byte[1], nothing, nothing, nothing + 1)
+    block_copy(number[0], number[1].to(torch.bfloat16), block, block)
+
+
 def copy_here(copy: CopyPlan, indices: Indices, local: Storages, remote: Storages) -> None:
     """Copies what a plan says between two memories of this process.
 

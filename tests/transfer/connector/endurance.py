@@ -6,6 +6,7 @@ python -m tests.transfer.connector.endurance [--hand-overs 1000] [--restarts 50]
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from blockstride.transfer.connector import ConnectorSettings
@@ -17,6 +18,9 @@ SETTINGS = ConnectorSettings(
     strategy="pages", max_tokens=128, lease_seconds=2.0, answer_seconds=1.0
 )
 """With a staging area, so that there is something to lose at every restart."""
+
+PATIENT = replace(SETTINGS, lease_seconds=30.0)
+"""For producers: a first reader may need seconds, to be heard of and to begin."""
 
 CASE = partial(bulk, 8)
 MAX_GROWTH_BYTES = 4 << 20
@@ -47,7 +51,7 @@ def restarts(crew: Crew, warm_up: int, count: int) -> tuple[dict[str, int], dict
     for first, stop in ((0, warm_up), (warm_up, warm_up + count)):
         for number in range(first, stop):
             (producer,) = crew.hire(1)
-            address = producer.call(roles.produce, CASE, [0], SETTINGS, str(number))[0]
+            address = producer.call(roles.produce, CASE, [0], PATIENT, str(number))[0]
             reader.call(roles.add_peer, "producer", [address])
             reader.call(roles.start, str(number))
             found = reader.call(roles.outcome, str(number))

@@ -3,15 +3,19 @@
 import asyncio
 import signal
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
 from blockstride.transfer import BlockIds
+from blockstride.transfer.connector import Connector
 from blockstride.transfer.connector.leases import LeaseEnd, LeaseTable
 from blockstride.transfer.errors import LeaseExpiredError, PeerRefusedError
 from tests.transfer.connector import roles
+from tests.transfer.connector.bulk import bulk
 from tests.transfer.connector.processes import Crew
 from tests.transfer.connector.scenes import QUICK, scene
+from tests.transfer.support import storages
 
 A, B = ("reader", 0), ("reader", 1)
 TABLES = [BlockIds([1, 2])]
@@ -147,6 +151,19 @@ def test_a_lease_that_is_withdrawn_ends_as_soon_as_nobody_is_written_to():
     leases.abandon("s", None, A, 1)
     leases.written(lease, A)
     assert leases.ended() == [LeaseEnd("s", "abandoned")]
+
+
+def test_what_is_offered_before_readers_can_come_is_held_for_as_long_as_what_is_offered_later():
+    made = bulk(8)
+    with Connector(made.local) as connector:
+        connector.offer("r", made.num_tokens, made.request().local)
+        (lease,) = connector._leases._leases.values()
+        # as if making an agent had taken nearly all its time
+        lease.ends -= connector.settings.lease_seconds
+        begin = monotonic()
+        connector.register_kv_caches(roles.tensors(storages(made.local, 0)))
+        assert lease.ends >= begin + connector.settings.lease_seconds
+        assert connector.withdraw("r")
 
 
 def test_a_reader_that_comes_too_late_gets_an_error_and_not_the_next_tenants_bytes(crew: Crew):

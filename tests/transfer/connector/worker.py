@@ -43,6 +43,7 @@ def main(control: socket.socket) -> NoReturn:
     faulthandler.enable()
     # not NIXL, which does not survive a fork
     import_module("tests.transfer.connector.roles")
+    import_module("blockstride.transfer.connector.staging").load_programs()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         transports, pipes, *_ = socket.recv_fds(control, MAX_TRANSPORTS, 1)
