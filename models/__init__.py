@@ -4,8 +4,9 @@ Names are looked up when they are asked for: the command line is in this package
 there before torch is, which takes seconds to import.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from blockstride.lazy import lazy
 
 if TYPE_CHECKING:
     from blockstride.models.async_llm import AsyncLLM
@@ -30,19 +31,15 @@ __all__ = [
     "cache_specs",
 ]
 
-_HOMES = {
-    "async_llm": ("AsyncLLM",),
-    "cache_types": ("CacheTypes",),
-    "engine": ("Engine", "EngineConfig", "SamplingParams", "TokenLogprobs"),
-    "families": ("FAMILIES", "cache_specs"),
-    "generation": ("Completion",),
-    "hybrid_model": ("HybridModel",),
-    "llm": ("LLM",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    {
+        "async_llm": ("AsyncLLM",),
+        "cache_types": ("CacheTypes",),
+        "engine": ("Engine", "EngineConfig", "SamplingParams", "TokenLogprobs"),
+        "families": ("FAMILIES", "cache_specs"),
+        "generation": ("Completion",),
+        "hybrid_model": ("HybridModel",),
+        "llm": ("LLM",),
+    },
+)

@@ -18,8 +18,7 @@ from blockstride.models.distributed.messages import (
     Stop,
 )
 from blockstride.models.hybrid_model import HybridModel
-from blockstride.transfer import BlockIds, EngineTransferInfo
-from blockstride.transfer.connector import Connector, ConnectorSettings, ReadHandle, ReadRequest
+from blockstride.transfer import BlockIds, EngineTransferInfo, connector
 
 Command = Peer | Hold | Read | Stop
 
@@ -43,7 +42,7 @@ class RankTransfers:
     def __init__(
         self,
         setup: Setup,
-        settings: ConnectorSettings,
+        settings: connector.ConnectorSettings,
         model: HybridModel,
         pools: Sequence[KVCachePool],
         on_change: Callable[[], object],
@@ -55,14 +54,14 @@ class RankTransfers:
             tp_size=setup.config.tp_size,
             model_fingerprint=setup.model_fingerprint,
         )
-        self.connector = Connector(info, setup.rank, settings, on_change)
+        self.connector = connector.Connector(info, setup.rank, settings, on_change)
         self.address = self.connector.register_kv_caches(
             {i: pool.storage for i, pool in enumerate(pools)}
         )
         self._on_change = on_change
         # nobody who waits hears less of this than of an engine that is silent
         self._read_seconds = min(READ_SECONDS, setup.timeout_seconds)
-        self._reads: dict[int, ReadHandle] = {}
+        self._reads: dict[int, connector.ReadHandle] = {}
         self._arrived: set[int] = set()
         self._events: list[Outcome | Settled] = []
 
@@ -94,7 +93,7 @@ class RankTransfers:
                 self._events.append(Outcome(request_id, Event.OFFERED))
                 self._on_change()
             case Read(request_id, num_tokens, blocks, source):
-                request = ReadRequest(
+                request = connector.ReadRequest(
                     str(request_id), num_tokens, _block_ids(blocks), (source,), self._read_seconds
                 )
                 self._reads[request_id] = self.connector.start_read(request)
