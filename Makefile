@@ -21,6 +21,9 @@ demo: export DEMO_PROMPT = $(PROMPT)
 demo: $(READY)  ## generate text with the trained hybrid model of this repository
 	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" $(SAMPLING) --stats
 
+# what one process has compiled to bytecode, the next hundred load
+unexport PYTHONDONTWRITEBYTECODE
+
 # two threads everywhere, so that a laptop and a server run the same tests; more processes than two
 # cores, since many tests wait for others; Triton decides as it is imported whether kernels are
 # interpreted, hence a run of their own

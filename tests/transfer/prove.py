@@ -118,7 +118,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args(argv)
     done = 0
-    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+    # a fork has imported all; where Python doesn't trust it, processes start from nothing
+    start = "fork" if sys.platform == "linux" else "spawn"
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context(start)) as pool:
         results = pool.map(partial(check_unit, sample=args.sample), UNITS)
         for unit, count in zip(UNITS, results, strict=True):
             done += count

@@ -21,13 +21,11 @@ def test_four_ranks_save_to_host_memory_and_two_load(hands):
     hands.check(host)
 
 
-# engines of at most eight ranks, each of which is an agent
-SEEDS = [seed for seed in range(40) if random_hand_over(seed).remote.world_size <= 8][:10]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+# those of engines of at most eight ranks, each of which is an agent
+@pytest.mark.parametrize("seed", [1, 2, 6, 8, 9, 12, 13, 15, 17, 22])
 def test_engines_that_differ_in_anything_exchange_files_and_host_caches(seed, tmp_path):
     case = random_hand_over(seed)
+    assert case.remote.world_size <= 8
     sizes = case.remote, case.num_tokens, case.snapshots
     writer, host = CacheFileWriter(tmp_path / "a.cache", *sizes), HostCache(*sizes)
     some = seed % case.local.world_size
