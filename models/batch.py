@@ -51,6 +51,7 @@ class StepBatch:
         is_decode: Whether every sequence has exactly one new token, after others.
         schedules: Plan of the attention of each group, by its index; the first layer of a group
             that attends makes it for all.
+        embedded: Embeddings of the new tokens, where a model's layers look back at them.
         angles: What rotary positions make of `positions`; the first layer that asks for some has
             them computed for all.
     """
@@ -65,6 +66,7 @@ class StepBatch:
     max_query_len: int
     is_decode: bool
     schedules: dict[int, AttentionSchedule | None] = field(default_factory=dict)
+    embedded: Tensor | None = None
     angles: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StepBatch:

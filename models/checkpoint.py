@@ -123,6 +123,22 @@ class Checkpoint:
         """A tensor as it lies in its file."""
         return self._shards[name].get_tensor(name)
 
+    def is_copy(self, prefix: str, of: str) -> bool:
+        """Whether all tensors with a prefix are those of another; so nobody needs to ask for them.
+
+        Args:
+            prefix: What their names begin with.
+            of: What those of the others begin with, which go on alike.
+        """
+        names = {name: of + name.removeprefix(prefix) for name in self if name.startswith(prefix)}
+        is_copy = all(of in self and self._equal(name, of) for name, of in names.items())
+        if is_copy:
+            self.unread -= names.keys()
+        return is_copy
+
+    def _equal(self, name: str, other: str) -> bool:
+        return torch.equal(self.stored(name), self.stored(other))
+
     def expect_all_known(self) -> set[str]:
         """Tensors that nobody has asked for, none of which changes one that somebody has.
 
@@ -171,6 +187,10 @@ class CheckpointOutline(Checkpoint):
     ) -> Tensor:
         whole = torch.empty(shape, dtype=dtype, device="meta")
         return whole[_index(part)] if part else whole
+
+    def _equal(self, name: str, other: str) -> bool:
+        # there are no values that could differ
+        return True
 
     def expect_all_known(self) -> set[str]:
         """As of a checkpoint, whose reader it is who speaks of tensors that nobody wants."""

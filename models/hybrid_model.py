@@ -129,6 +129,8 @@ class HybridModel:
         hidden = embedding(batch.token_ids, self.embedding)
         if self.config.embedding_multiplier != 1:
             hidden *= self.config.embedding_multiplier
+        if self.config.keeps_embeddings:
+            batch = replace(batch, embedded=hidden)
         residual = torch.zeros_like(
             hidden, dtype=torch.float32 if self.config.residual_in_fp32 else None
         )

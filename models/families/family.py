@@ -135,7 +135,9 @@ class ModelFamily(Family):
         max_position_embeddings: Longest sequence the model was made for.
         rms_norm_eps: Added to the mean square in every norm.
         tie_word_embeddings: Whether the head is the embedding, where a file has no head.
-        hidden_act: Activation of the feed-forward part; only `"silu"` exists.
+        hidden_act: Activation of the feed-forward part,
+        activations: of which these exist.
+        keeps_embeddings: Whether layers look back at embeddings.
         embedding_multiplier: Of embeddings.
         residual_multiplier: Of what a layer adds to the residual stream.
         logits_scaling: Divides logits,
@@ -158,6 +160,8 @@ class ModelFamily(Family):
     rms_norm_eps = number(1e-6)
     tie_word_embeddings = switch(False)
     hidden_act = anything("silu")
+    activations: ClassVar[tuple[str | None, ...]] = ("silu", None)
+    keeps_embeddings: ClassVar[bool] = False
     embedding_multiplier = constant(1.0)
     residual_multiplier = constant(1.0)
     logits_scaling = constant(1.0)
@@ -181,7 +185,8 @@ class ModelFamily(Family):
     def check(self) -> None:
         """Raise `ValueError` unless all keys are such that the model runs."""
         self.numbers()
-        self.expect(self.hidden_act in ("silu", None), "hidden_act", "'silu'")
+        known = " or ".join(repr(name) for name in self.activations if name)
+        self.expect(self.hidden_act in self.activations, "hidden_act", known)
 
     def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
         """The feed-forward parts of a layer, whose results are added up; none at all here."""

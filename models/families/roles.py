@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.family import Family
@@ -19,11 +19,13 @@ class HasAttention(Family):
     """A family with grouped-query attention in some layers.
 
     Attributes:
+        attention_kind: What attends.
         num_attention_heads: Query heads.
         num_key_value_heads: KV heads; as many as query heads when None.
         head_dim: Size of a head; an equal share of `attention_width` when None.
     """
 
+    attention_kind: ClassVar[type[AttentionMixer]] = AttentionMixer
     num_attention_heads = count(32)
     num_key_value_heads = optional()
     head_dim = optional()
@@ -53,7 +55,7 @@ class HasAttention(Family):
     def attention_mixer(self, types: CacheTypes, **how: Any) -> AttentionMixer:
         """Attention of these sizes; the rest is as `AttentionMixer` has it by keyword."""
         sizes = (self.hidden_size, self.num_attention_heads, self.kv_heads, self.head_size)
-        return AttentionMixer(*sizes, types, **how)
+        return self.attention_kind(*sizes, types, **how)
 
     def attention(self, types: CacheTypes) -> Mixer:
         """Attention over all tokens."""

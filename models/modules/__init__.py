@@ -12,11 +12,14 @@ from blockstride.models.modules.module import FeedForward, Mixer
 from blockstride.models.modules.planned import PlannedMixer
 from blockstride.models.modules.rotary import Rotary
 from blockstride.models.modules.router import Router
+from blockstride.models.modules.shared_attention import SharedAttention
+from blockstride.models.modules.shared_block import BlockSizes, SharedBlock, SharedBlockLayer
 from blockstride.models.modules.weights import LayerWeights
 
 __all__ = [
     "MLP",
     "AttentionMixer",
+    "BlockSizes",
     "Branch",
     "ExpertMLP",
     "FeedForward",
@@ -30,4 +33,7 @@ __all__ = [
     "PlannedMixer",
     "Rotary",
     "Router",
+    "SharedAttention",
+    "SharedBlock",
+    "SharedBlockLayer",
 ]

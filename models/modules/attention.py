@@ -39,6 +39,7 @@ class AttentionMixer(Mixer):
             stands beside that of the head's query.
         norm: Of queries and keys; None for none.
         out_name: What tensors call the projection out.
+        input_size: Width of what is projected in; `hidden_size` when None.
 
     Source: Qiu et al., "Gated Attention for Large Language Models", for the gate; Xiao et al.,
     "Efficient Streaming Language Models with Attention Sinks", for sinks.
@@ -62,8 +63,10 @@ class AttentionMixer(Mixer):
         is_gated: bool = False,
         norm: HeadNorm | None = None,
         out_name: str = "o_proj",
+        input_size: int | None = None,
     ) -> None:
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
+        self.input_size = hidden_size if input_size is None else input_size
         self.head_size, self.rotary, self.norm = head_size, rotary, norm
         self.has_bias, self.is_gated, self.has_sinks = has_bias, is_gated, has_sinks
         self.has_out_bias = has_bias if has_out_bias is None else has_out_bias
@@ -94,7 +97,7 @@ class AttentionMixer(Mixer):
         self.qkv = kernels.pack_weight(
             torch.cat(
                 [
-                    weights.tensor(f"{name}_proj.weight", size, hidden_size, part=part)
+                    weights.tensor(f"{name}_proj.weight", size, self.input_size, part=part)
                     for name, (size, part) in rows.items()
                 ]
             )
@@ -119,9 +122,13 @@ class AttentionMixer(Mixer):
         if self.rotary is not None:
             self.rotary.to(weights.device)
 
+    def project(self, hidden: Tensor) -> Tensor:
+        """Queries, keys and values of this rank, side by side."""
+        return kernels.linear(hidden, self.qkv, self.qkv_bias)
+
     def forward(self, hidden: Tensor, batch: StepBatch) -> Tensor:
         """Writes keys and values of the new tokens, then attends to all up to each."""
-        qkv = kernels.linear(hidden, self.qkv, self.qkv_bias)
+        qkv = self.project(hidden)
         query, key, value = qkv.view(hidden.shape[0], -1, self.head_size).split(self.sizes, dim=1)
         gate = None
         if self.is_gated:

@@ -69,6 +69,17 @@ FAMILIES = {
             "moe_shared_expert_intermediate_size": 40,
         },
     ),
+    "zamba2": (
+        "Zamba2",
+        {
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_key_value_heads": 4,
+            "mamba_d_state": 16,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "adapter_rank": 8,
+        },
+    ),
     "falcon_h1": ("FalconH1", {**MAMBA2, "mamba_d_ssm": 96}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}),
