@@ -24,6 +24,7 @@ from blockstride.models.modules import (
     SharedBlockLayer,
 )
 
+LAYERS = ["hybrid" if letter == "H" else "mamba" for letter in f"M{'MMMMMH' * 7}MMMMHMMMHMM"]
 GATES = {"gelu": None, "gelu_pytorch_tanh": kernels.GELU_TANH, "silu": kernels.SILU}
 
 
@@ -70,9 +71,13 @@ class Zamba2(HasRope, RunsMamba2):
     use_mem_rope = switch(False)
     use_long_context = switch(False)
 
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        longer = {"max_position_embeddings": 16384} if values.get("use_long_context") else {}
+        super().__init__({**values, **longer})
+
     def layer_types(self) -> list[Any]:
-        """As listed."""
-        return self.listed("block_types")
+        """As listed; else as in Zamba2-2.7B."""
+        return LAYERS if self.block_types is None else self.listed("block_types")
 
     @property
     def has_rope(self) -> bool:

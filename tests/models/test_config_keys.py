@@ -13,6 +13,7 @@ from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RotaryEmbed
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridRotaryEmbedding,
 )
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RotaryEmbedding
 
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint_files import read_json
@@ -27,6 +28,7 @@ ROTARY = {
     "bamba": BambaRotaryEmbedding,
     "falcon_h1": FalconH1RotaryEmbedding,
     "granitemoehybrid": GraniteMoeHybridRotaryEmbedding,
+    "zamba2": Zamba2RotaryEmbedding,
 }
 SIZES = {
     "vocab_size": 96,
@@ -85,6 +87,8 @@ TYPES = CacheTypes(torch.float32, torch.float32)
 KEYS = [(family, key) for family, file in FILES.items() for key in file]
 # what is compared as what follows from it
 SPELLED = {"layer_types", "layers_block_type", "attn_layer_indices", "hybrid_override_pattern"}
+# what follows from others in every file that transformers can run
+FOLLOW = {"attention_head_dim", "attention_hidden_size", "mamba_headdim"}
 # what a published file may say in a place where transformers doesn't look, or in two of them
 PLACES = [
     {"partial_rotary_factor": 0.25},
@@ -125,6 +129,11 @@ def ours(family, values):
     elif isinstance(config, Mamba):
         said["time_step_rank"] = config.mamba1(TYPES).sizes[0]
         said["intermediate_size"] = config.channels
+    elif family == "zamba2":
+        said["attention_head_dim"] = config.head_size
+        said["attention_hidden_size"] = config.attention_width
+        said["mamba_headdim"] = config.mamba2(TYPES).head_dim
+        said["intermediate_size"] = config.intermediate_size or 4 * config.hidden_size
     elif "mamba_d_head" in keys_of(family):
         said["mamba_d_head"] = config.mamba2(TYPES).head_dim
     if getattr(config, "rotary", None) is not None:
@@ -144,11 +153,17 @@ def theirs(family, values):
         size = config.hidden_size // config.num_attention_heads
         said["head_dim"] = getattr(config, "head_dim", None) or size
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
+    if family == "zamba2" and set(kinds) - {"hybrid", "linear_attention"}:
+        raise ValueError("layers_block_type: any other word is taken for a mixer")
     attends = [kind in ("attention", "full_attention", "hybrid") for kind in kinds]
     said |= {"attention": attends, "frequencies": None}
     if family == "jamba":
         said["experts"] = [count > 1 for count in config.layers_num_experts]
-    elif family in ROTARY and getattr(config, "position_embedding_type", "rope") == "rope":
+    elif (
+        family in ROTARY
+        and getattr(config, "position_embedding_type", "rope") == "rope"
+        and getattr(config, "use_mem_rope", True)
+    ):
         said["frequencies"] = ROTARY[family].compute_default_rope_parameters(config)[0].tolist()
     return said
 
@@ -199,7 +214,7 @@ def test_a_file_that_says_nothing_has_all_defaults_of_transformers(family):
 def test_all_keys_that_are_read_are_tried():
     assert FILES.keys() == {name for name, f in FAMILIES.items() if issubclass(f, ModelFamily)}
     for family, file in FILES.items():
-        one_value = {"hidden_act", "mlp_hidden_act", "mlp_bias"}
+        one_value = {"hidden_act", "mlp_hidden_act", "mlp_bias", *FOLLOW}
         assert keys_of(family).keys() - one_value == file.keys() - one_value - {"rope_parameters"}
 
 
