@@ -36,7 +36,9 @@ def make_batch(
     rows = [blocks.row(s.request.request_id) for s in step]
     known = np.array([s.request.num_tokens for s in step])
     # a request whose prompt is not done yet samples nothing
-    sampled = query_start_loc[1:][ends == known] - 1
+    logits_rows = query_start_loc[1:][ends == known] - 1
+    if any(s.request.scores_prompt for s in step):
+        logits_rows = np.concatenate([logits_rows, *_scored(step, query_start_loc)])
     tables = tuple(
         _group_table(table, group, int(ends.max()), sequence, position)
         for table, group in zip(blocks.tables(rows), groups, strict=True)
@@ -48,7 +50,7 @@ def make_batch(
         seq_lens=_tensor(ends.astype(np.int32)),
         has_initial_state=_tensor(starts > 0),
         tables=tables,
-        logits_rows=_tensor(np.concatenate([sampled, *_scored(step, query_start_loc)])),
+        logits_rows=_tensor(logits_rows),
         max_query_len=int(lens.max()),
         is_decode=bool((lens == 1).all() and (starts > 0).all()),
     )

@@ -194,13 +194,14 @@ class Engine:
         if batch.is_decode:
             self._timer.settle()
         logits = self._forward(batch)
-        scored = [(s.request, s.scored) for s in step if s.scored]
+        scored = [(s.request, s.scored) for s in step if s.request.scores_prompt]
         for scheduled in step:
             scheduled.request.num_cached += scheduled.num_new
         done = [s.request for s in step if s.request.num_uncached == 0]
-        tokens = _sample(logits[: len(done)], done) if done else []
         if scored:
-            tell_prompt_logprobs(logits[len(done) :], scored)
+            logits, of_prompts = logits.split([len(done), len(logits) - len(done)])
+            tell_prompt_logprobs(of_prompts, scored)
+        tokens = _sample(logits, done) if done else []
         told = new_logprobs(logits, done, tokens)
         self._timer.stop(batch.token_ids.shape[0], is_decode=batch.is_decode, is_awaited=bool(done))
         return [self._accept(*each) for each in zip(done, tokens, told, strict=True)]

@@ -45,6 +45,8 @@ def tell_prompt_logprobs(
     """
     sizes = [len(positions) for _, positions in scored]
     for (request, positions), rows in zip(scored, logits.split(sizes), strict=True):
+        if not positions:
+            continue
         count = request.params.prompt_logprobs
         assert count is not None, "no others are scored"
         tokens = request.prompt_ids[positions.start + 1 : positions.stop + 1]

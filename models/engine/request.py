@@ -33,6 +33,8 @@ class Request:
             request is preempted, and is made up for by computing them again.
         seed: That of `params`, or one of its own.
         logprobs: Of the tokens that were generated here, where `params` ask for them.
+        scores_prompt: Whether to tell how likely its prompt was; whoever generated tokens before
+            has done so.
         prompt_logprobs: Of the tokens of the prompt but the first, as far as they are computed.
         num_preemptions: How often it has lost its blocks.
         finish_reason: Why it ended; None while it runs.
@@ -56,8 +58,7 @@ class Request:
         self.seed: int = secrets.randbits(63) if seed is None else seed
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
-        # whoever generated tokens before has told those of the prompt
-        self._scores_prompt = self.params.prompt_logprobs is not None and not self.output_ids
+        self.scores_prompt = self.params.prompt_logprobs is not None and not self.output_ids
 
     @property
     def num_tokens(self) -> int:
@@ -74,7 +75,7 @@ class Request:
 
         They are computed in the order of their positions, once, whatever is computed again.
         """
-        if not self._scores_prompt:
+        if not self.scores_prompt:
             return range(0)
         return range(len(self.prompt_logprobs), min(stop, len(self.prompt_ids) - 1))
 
