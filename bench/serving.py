@@ -110,7 +110,13 @@ def serve(path: str, config: EngineConfig) -> dict[str, Any]:
         after_warm_up = {name: set(keys) for name, keys in seen.variants.items()}
         for number, length in enumerate(LENGTHS):
             temperature, top_k, top_p = number % 3 / 2, number % 2 * 5, (1.0, 0.9)[number % 5 == 0]
-            params = SamplingParams(5 + number, temperature, top_k, top_p, ignore_eos=True)
+            params = SamplingParams(
+                *(5 + number, temperature, top_k, top_p),
+                ignore_eos=True,
+                min_p=number % 2 / 8,
+                repetition_penalty=1.0 + number % 2,
+                logit_bias={4: 1.0} if number % 3 == 2 else {},
+            )
             engine.add_request([3] * min(length, longest), params)
             for _ in range(number % 4):
                 _step(engine, seen)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Unpack
 
+from blockstride.models.chat_template import Messages, TemplateOptions, conversations
 from blockstride.models.engine import SamplingParams
 from blockstride.models.engine.values import expect_type
 from blockstride.models.generation import Batch, Completion
@@ -43,6 +45,16 @@ class AsyncLLM:
             batch.abort()
             raise
         return [generation.result() for generation in batch.generations]
+
+    async def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[TemplateOptions],
+    ) -> list[Completion]:
+        """Answers a conversation, or several, as `LLM.chat`; cancelling it ends them."""
+        prompts = [self.llm.chat_prompt(each, **options) for each in conversations(messages)]
+        return await self.generate(prompts, params)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
         """Continues one prompt from now on, as `LLM.stream`.

@@ -49,7 +49,7 @@ def find_checkpoint(
     except LocalEntryNotFoundError as error:
         where = f"a checkpoint folder, or a name that is cached in {constants.HF_HUB_CACHE}"
         expect(not download, "model", "a checkpoint that can be downloaded", f"{name}: {error}")
-        hint = f"{name}, which is neither ('hf download {model}' or --download gets it)"
+        hint = f"{name}, which is neither ('hf download {model}' gets it, as does --download)"
         raise ValueError(f"model: expected {where}, got {hint}") from None
     except (HfHubHTTPError, OSError) as error:
         raise ValueError(f"model: expected a checkpoint on the Hub, got {name}: {error}") from error

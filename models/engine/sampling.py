@@ -57,9 +57,11 @@ class SamplingParams:
         logprobs: Tell the log-probability of every new token, and so many most likely tokens there;
             None tells nothing. They are of the model's own distribution at temperature 1: nothing
             here changes them.
-        prompt_logprobs: The same for the tokens of the prompt.
-        n: Independent answers to each prompt. All of one seed are reproducible: the first is that
-            of the seed alone, the others have seeds made of it (`answer_seed`).
+        prompt_logprobs: The same for the tokens of the prompt, all of whose logits are computed
+            then: an engine's `prefill_chunk` says how many at a time.
+        n: Independent answers to each prompt, each of which computes it. All of one seed are
+            reproducible: the first is that of the seed alone, the others have seeds made of it
+            (`answer_seed`).
 
     Raises:
         TypeError: A parameter of another type; numbers may be numpy's.

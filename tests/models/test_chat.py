@@ -1,5 +1,6 @@
 """Chats: prompts equal those of transformers, and templates reach nothing but their messages."""
 
+import asyncio
 import json
 import shutil
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models import LLM, AsyncLLM, EngineConfig, SamplingParams
 from blockstride.models.chat_template import ChatTemplate
 from blockstride.models.cli import main
 from tests.models.conftest import byte_tokenizer
@@ -142,6 +143,7 @@ def test_conversations_are_answered_as_their_prompts_are(folder, capsys):
     wanted = llm.generate([llm.chat_prompt(HELLO), llm.chat_prompt(TALK)], params)
     assert both == wanted
     assert llm.chat(HELLO, params) == wanted[:1]
+    assert asyncio.run(AsyncLLM(llm).chat(TALK, params)) == wanted[1:]
     # on a command line
     given = ["generate", "--model", str(path), "--max-tokens", "6", "--ignore-eos", "--chat"]
     spoken = HELLO[0]["content"]

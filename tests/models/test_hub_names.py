@@ -99,7 +99,7 @@ def test_what_is_not_there_is_told_with_what_to_do(cache, capsys, options, messa
     if "which is" in err:
         assert f"{cache}, got" in err
         assert "'hf download org/" in err
-        assert "--download gets it" in err
+        assert "gets it, as does --download" in err
 
 
 def test_the_network_is_asked_only_where_download_says_so(cache, monkeypatch):
