@@ -10,7 +10,7 @@ READY := .venv/ready
 NOTEBOOKS := $(wildcard bench/notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint types quick coverage bench prove lock clean
+.PHONY: help demo check test tests interpreted benches notebooks lint types quick coverage bench prove lock clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 8
@@ -29,11 +29,20 @@ unexport PYTHONDONTWRITEBYTECODE
 # interpreted, hence a run of their own
 check test coverage: export OMP_NUM_THREADS = 2
 SPREAD = --dist loadfile --no-loadscope-reorder --benchmark-disable
-test: lint types  ## lint, types, tests, kernels in Triton's interpreter, each benchmark once, notebooks
+test: $(READY)  ## lint, types, tests, kernels in Triton's interpreter, each benchmark once, notebooks
+	$(MAKE) --jobs 3 --output-sync lint types tests interpreted benches notebooks
+
+tests: $(READY)
 	$(BIN)/pytest $(SPREAD) --numprocesses 3
-	TRITON_INTERPRET=1 $(BIN)/pytest $(SPREAD) --numprocesses 2 tests/kernels/gpu
+
+interpreted: $(READY)
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/gpu
+
+benches: $(READY)
 	$(BIN)/pytest bench --benchmark-disable
-	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake --numprocesses 2 $(NOTEBOOKS))
+
+notebooks: $(READY)
+	$(if $(NOTEBOOKS),$(BIN)/pytest --nbmake $(NOTEBOOKS))
 
 check: $(READY)  ## lint, types and the fast half of the tests, at once: before each commit
 	$(MAKE) --jobs 2 --output-sync lint types quick

@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from aot import Launch
@@ -64,11 +65,7 @@ def read(launch: Launch) -> Reading:
     """Registers, spills, occupancy and hot loop of a launch; AMD code has no `loop` here."""
     if "amdgcn" in launch.kernel.asm:
         return _read_amd(launch)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(launch.kernel.asm["cubin"])
-        usage = _tool("cuobjdump", "--dump-resource-usage", path)
-        text = _tool("nvdisasm", "--print-code", path)
+    usage, text = _disassembled(launch.kernel.asm["cubin"])
     resources = {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", usage)}
     registers = resources["REG"]
     return Reading(
@@ -160,6 +157,16 @@ def _read_amd(launch: Launch) -> Reading:
         blocks_per_sm=None,
         loop=None,
     )
+
+
+@cache
+def _disassembled(cubin: bytes) -> tuple[str, str]:
+    """What it uses, and its code; many variants launch the same small kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage = _tool("cuobjdump", "--dump-resource-usage", path)
+        return usage, _tool("nvdisasm", "--print-code", path)
 
 
 def _tool(name: str, *arguments: object) -> str:
