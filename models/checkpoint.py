@@ -92,19 +92,26 @@ class Checkpoint:
             ValueError: It is missing, has another shape, holds something else than floating-point
                 numbers, or numbers that are not finite, as stored or as `dtype`.
         """
-        if name not in self._shards:
-            expect(False, "weights", name, self._instead_of(name))
+        got = self.shape(name)
+        expect(got == shape, name, f"shape {shape}", got)
         try:
-            stored = self._shards[name].get_slice(name)
-            got = tuple(stored.get_shape())
-            expect(got == shape, name, f"shape {shape}", got)
-            kind = stored.get_dtype()
+            kind = self._shards[name].get_slice(name).get_dtype()
             expect(kind in PLAIN, name, "float32, bfloat16 or float16 weights", f"{kind} ones")
             tensor = self._read(name, shape, dtype, part)
         except SafetensorError as error:
             raise ValueError(f"weights: expected a tensor {name}, got {error}") from error
         self.unread.discard(name)
         return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the tensor called `name`, as it is stored.
+
+        Raises:
+            ValueError: It is missing.
+        """
+        if name not in self._shards:
+            expect(False, "weights", name, self._instead_of(name))
+        return tuple(self._shards[name].get_slice(name).get_shape())
 
     def _read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blockstride.models.families.keys import anything, count, number, optional, switch
+from blockstride.models.families.keys import anything, constant, count, number, optional, switch
 from blockstride.models.families.mamba2_hybrid import Mamba2Hybrid
 from blockstride.models.modules import FeedForward, GatedMLP, LayerWeights
 
@@ -19,7 +19,7 @@ class Bamba(Mamba2Hybrid):
 
     feed_forward_norm = "pre_ff_layernorm"
     final_norm = "final_layernorm"
-    turning_share = 0.5
+    turning_share = constant(0.5)
     vocab_size = count(128000)
     intermediate_size = count(14336)
     num_key_value_heads = optional(8)

@@ -176,6 +176,7 @@ class ModelFamily(Family):
         "mamba1": "mamba",
         "mamba2": "mamba",
         "delta": "linear_attn",
+        "conv": "conv",
     }
     embedding: ClassVar[str | tuple[str, ...]] = "embed_tokens"
     input_norm = "input_layernorm"

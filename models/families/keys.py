@@ -128,6 +128,18 @@ def several(*default: float) -> Key[tuple[float, ...]]:
     return Key(default, expected=expected, convert=convert, is_nullable=True, null=default)
 
 
+def share(default: float, name: str) -> Key[float | None]:
+    """A positive number of times a whole; null is all of it."""
+    return Key(
+        default,
+        (name,),
+        expected="a positive number",
+        convert=_positive_real,
+        is_nullable=True,
+        null=1.0,
+    )
+
+
 def anything(default: Any = None, *names: str) -> Key[Any]:
     """Whatever a file says, for a family that checks it on its own."""
     return Key(default, names)
@@ -163,3 +175,7 @@ def _switch(value: Any) -> bool | None:
 def _limits(value: Any) -> tuple[float, float] | None:
     is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(is_real, value))
     return (float(value[0]), float(value[1])) if is_pair and 0 <= value[0] <= value[1] else None
+
+
+def _positive_real(value: Any) -> float | None:
+    return float(value) if is_real(value) and 0 < value < inf else None

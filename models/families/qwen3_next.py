@@ -1,62 +1,53 @@
-"""Qwen3-Next and Qwen 3.5: gated delta nets, and attention in the last layer of each interval."""
+"""Qwen3-Next: what Qwen 3.5 has with experts, and projections that are joined by key heads."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from blockstride.layouts import gated_delta_net
-from blockstride.models.cache_types import CacheTypes
-from blockstride.models.families.keys import anything, count, optional
-from blockstride.models.families.roles import HasAttention
-from blockstride.models.modules import Mixer, PlannedMixer
+from blockstride.models.families.keys import anything, count, is_whole, optional, switch
+from blockstride.models.families.qwen3_5 import Qwen35
+from blockstride.models.families.qwen_experts import HasQwenExperts
+from blockstride.models.modules import DeltaNames, FeedForward, GatedMLP, LayerWeights
 
 
-class Qwen3Next(HasAttention):
+class Qwen3Next(HasQwenExperts, Qwen35):
     """Qwen3-Next (Alibaba 2025).
 
     Attributes:
-        listed_types: What each layer is, where a file lists them.
-        full_attention_interval: One layer in so many has attention, where it doesn't.
+        decoder_sparse_step: One layer in so many has experts, the last of each run; others an MLP.
+        mlp_only_layers: Layers that have an MLP all the same.
+        norm_topk_prob: Whether the weights of the experts that a token visits add up to one.
     """
 
-    layers = {"full_attention": ("attention",), "linear_attention": ("delta",)}
-    listed_types = anything(None, "layer_types")
-    full_attention_interval = count(4)
+    names = DeltaNames({"in_proj_qkvz": "qkvz", "in_proj_ba": "ba"}, by_key_head=True)
+    vocab_size = count(151936)
+    hidden_size = count(2048)
+    intermediate_size = count(5632)
     num_hidden_layers = count(48)
-    num_attention_heads = count(16)
     num_key_value_heads = optional(2)
-    head_dim = optional(256)
-    linear_conv_kernel_dim = count(4)
-    linear_key_head_dim = count(128)
-    linear_num_key_heads = count(16)
-    linear_num_value_heads = count(32)
-    linear_value_head_dim = count(128)
+    decoder_sparse_step = count(1)
+    mlp_only_layers = anything()
+    norm_topk_prob = switch(True)
 
-    def layer_types(self) -> list[Any]:
-        """As listed, or by interval."""
-        if self.listed_types is not None:
-            return self.listed("listed_types")
-        interval, layers = self.full_attention_interval, range(self.num_hidden_layers)
-        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in layers]
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether the weights of the experts that a token visits add up to one."""
+        return self.norm_topk_prob
 
-    def delta(self, types: CacheTypes) -> Mixer:
-        """Gated delta net."""
-        key_heads, heads = self.linear_num_key_heads, self.linear_num_value_heads
-        self.expect(heads % key_heads == 0, "linear_num_key_heads", f"a divisor of {heads}")
-        width = self.linear_conv_kernel_dim
-        self.expect(width >= 2, "linear_conv_kernel_dim", "at least 2")
-        sizes = (key_heads, heads, self.linear_key_head_dim, self.linear_value_head_dim, width)
-        return PlannedMixer(gated_delta_net(*sizes, **types.state))
+    def check(self) -> None:
+        """Raise `ValueError` unless all keys are such that the model runs."""
+        super().check()
+        only = self.mlp_only_layers
+        fits = only is None or (isinstance(only, list) and all(is_whole(i) for i in only))
+        self.expect(fits, "mlp_only_layers", "a list of layers")
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer is a mixture of experts; else it has one MLP."""
+        is_chosen = (layer + 1) % self.decoder_sparse_step == 0
+        return is_chosen and layer not in (self.mlp_only_layers or ())
 
-class Qwen35(Qwen3Next):
-    """The language part of Qwen 3.5 (Alibaba 2026)."""
-
-    num_hidden_layers = count(32)
-    num_key_value_heads = optional(4)
-
-
-class Qwen35Moe(Qwen3Next):
-    """The same with experts."""
-
-    num_hidden_layers = count(40)
+    def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
+        """Experts, or one MLP."""
+        if self.has_experts(layer):
+            return super().feed_forward(layer, weights)
+        return [GatedMLP(*weights.gated_mlp("mlp.", self.hidden_size, self.intermediate_size))]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from blockstride.checks import expect
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.family import ModelFamily
-from blockstride.models.families.keys import is_real
+from blockstride.models.families.keys import Key, constant, is_real
 from blockstride.models.families.roles import HasAttention
 from blockstride.models.modules import AttentionMixer, Rotary
 
@@ -22,11 +22,13 @@ class HasRope(HasAttention, ModelFamily):
     beside them.
 
     Attributes:
-        turning_share: Of the elements of a head, those that turn where a file doesn't say; None
-            for all of them, whatever a file says.
+        turning_share: Of the elements of a head, those that turn where `rope_parameters` don't
+            say; None for all of them, whatever they say. It may be a key.
+        default_theta: The base of frequencies where a file doesn't say.
     """
 
-    turning_share: float | None = None
+    turning_share: Key[float | None] = constant(None)
+    default_theta: ClassVar[float] = 10000.0
 
     @property
     def has_rope(self) -> bool:
@@ -50,7 +52,7 @@ class HasRope(HasAttention, ModelFamily):
         theta = inner.get("rope_theta")
         theta = self.values.get("rope_theta") if theta is None else theta
         _expect_positive("rope_theta", theta)
-        return {"rope_theta": float(theta or 10000.0), "partial_rotary_factor": share}
+        return {"rope_theta": float(theta or self.default_theta), "partial_rotary_factor": share}
 
     @cached_property
     def rotary(self) -> Rotary | None:

@@ -8,12 +8,15 @@ from blockstride.models.families.falcon_h1 import FalconH1
 from blockstride.models.families.family import Family
 from blockstride.models.families.granite import GraniteHybrid
 from blockstride.models.families.jamba import Jamba
-from blockstride.models.families.lfm2 import Lfm2, Lfm2Moe
+from blockstride.models.families.lfm2 import Lfm2
+from blockstride.models.families.lfm2_moe import Lfm2Moe
 from blockstride.models.families.llama import Llama, Mistral, Mixtral
 from blockstride.models.families.mamba import FalconMamba, Mamba, Mamba2
 from blockstride.models.families.nemotron_h import NemotronH
+from blockstride.models.families.olmo_hybrid import OlmoHybrid
 from blockstride.models.families.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
-from blockstride.models.families.qwen3_next import Qwen3Next, Qwen35, Qwen35Moe
+from blockstride.models.families.qwen3_5 import Qwen35, Qwen35Moe
+from blockstride.models.families.qwen3_next import Qwen3Next
 from blockstride.models.families.zamba2 import Zamba2
 
 FAMILIES: dict[str, type[Family]] = {
@@ -32,6 +35,7 @@ FAMILIES: dict[str, type[Family]] = {
     "mistral": Mistral,
     "mixtral": Mixtral,
     "nemotron_h": NemotronH,
+    "olmo_hybrid": OlmoHybrid,
     "qwen2": Qwen2,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Qwen3,

@@ -2,6 +2,7 @@
 
 from blockstride.models.modules.attention import AttentionMixer
 from blockstride.models.modules.branch import Branch
+from blockstride.models.modules.delta import DeltaMixer, DeltaNames
 from blockstride.models.modules.experts import ExpertMLP
 from blockstride.models.modules.head_norm import HeadNorm
 from blockstride.models.modules.latent import Latent
@@ -14,13 +15,17 @@ from blockstride.models.modules.rotary import Rotary
 from blockstride.models.modules.router import Router
 from blockstride.models.modules.shared_attention import SharedAttention
 from blockstride.models.modules.shared_block import BlockSizes, SharedBlock, SharedBlockLayer
+from blockstride.models.modules.short_conv import ShortConvMixer
 from blockstride.models.modules.weights import LayerWeights
+from blockstride.models.modules.width_norm import WidthNorm
 
 __all__ = [
     "MLP",
     "AttentionMixer",
     "BlockSizes",
     "Branch",
+    "DeltaMixer",
+    "DeltaNames",
     "ExpertMLP",
     "FeedForward",
     "GatedMLP",
@@ -36,4 +41,6 @@ __all__ = [
     "SharedAttention",
     "SharedBlock",
     "SharedBlockLayer",
+    "ShortConvMixer",
+    "WidthNorm",
 ]

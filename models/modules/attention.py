@@ -14,6 +14,7 @@ from blockstride.models.modules.head_norm import HeadNorm
 from blockstride.models.modules.module import Mixer
 from blockstride.models.modules.rotary import Rotary
 from blockstride.models.modules.weights import LayerWeights
+from blockstride.models.modules.width_norm import WidthNorm
 
 
 class AttentionMixer(Mixer):
@@ -37,7 +38,7 @@ class AttentionMixer(Mixer):
             the softmax.
         is_gated: Whether what a head gives is multiplied by the sigmoid of a gate, whose projection
             stands beside that of the head's query.
-        norm: Of queries and keys; None for none.
+        norm: Of queries and keys, head by head or of all heads together; None for none.
         out_name: What tensors call the projection out.
         input_size: Width of what is projected in; `hidden_size` when None.
 
@@ -61,7 +62,7 @@ class AttentionMixer(Mixer):
         has_out_bias: bool | None = None,
         has_sinks: bool = False,
         is_gated: bool = False,
-        norm: HeadNorm | None = None,
+        norm: HeadNorm | WidthNorm | None = None,
         out_name: str = "o_proj",
         input_size: int | None = None,
     ) -> None:

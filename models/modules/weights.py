@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blockstride import kernels
+from blockstride.checks import expect
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.parallel import TensorParallel
@@ -73,6 +74,22 @@ class LayerWeights:
         read = self.checkpoint.tensor(name, shape, wide, part).to(self.device)
         return (read * factor).to(dtype)
 
+    def joined(self, names: Sequence[str], extent: int, *shape: int) -> Tensor:
+        """Tensors one after the other, wherever files cut what has `extent` rows as a whole.
+
+        Raises:
+            ValueError: One is missing, damaged, or has another shape, or they don't add up.
+        """
+        if len(names) == 1:
+            return self.tensor(names[0], extent, *shape)
+        extents = [self.checkpoint.shape(self.prefix + name)[:1] for name in names]
+        whole, expected = f"{self.prefix}{names[0]} and the like", f"{extent} rows in all"
+        rows = sum(sum(rows) for rows in extents)
+        expect(rows == extent, whole, expected, rows)
+        return torch.cat(
+            [self.tensor(name, *rows, *shape) for name, rows in zip(names, extents, strict=True)]
+        )
+
     def matrix(self, name: str, dim_out: int, dim: int, part: Part | None = None) -> Tensor:
         """The matrix `prefix + name` for `kernels.linear`, packed for its device.
 
@@ -99,8 +116,14 @@ class LayerWeights:
         bias = self.tensor(name, size)
         return bias if self.parallel.rank == 0 else None
 
-    def gated_mlp(self, prefix: str, hidden_size: int, inner: int) -> tuple[Tensor, Tensor]:
-        """A rank's part of the matrices of a `GatedMLP`, from `gate_proj`, `up_proj`, `down_proj`.
+    def gated_mlp(
+        self,
+        prefix: str,
+        hidden_size: int,
+        inner: int,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> tuple[Tensor, Tensor]:
+        """A rank's part of the matrices of a `GatedMLP`, which tensors call by three `names`.
 
         Raises:
             ValueError: One is missing, damaged, or has another shape, or can't be shared.
@@ -108,9 +131,9 @@ class LayerWeights:
         share = self.parallel.share("intermediate_size", inner)
         gate, up = (
             self.tensor(f"{prefix}{name}.weight", inner, hidden_size, part=Part(0, share))
-            for name in ("gate_proj", "up_proj")
+            for name in names[:2]
         )
-        down = self.tensor(f"{prefix}down_proj.weight", hidden_size, inner, part=Part(1, share))
+        down = self.tensor(f"{prefix}{names[2]}.weight", hidden_size, inner, part=Part(1, share))
         return torch.cat([gate, up]), down
 
     def plain_mlp(
@@ -148,6 +171,27 @@ class LayerWeights:
         ]
         down_part = self.tensor(down, *count, hidden_size, inner, part=Part(dim + 1, share))
         return torch.cat(parts, dim=dim), down_part
+
+    def experts(
+        self,
+        prefix: str,
+        count: int,
+        hidden_size: int,
+        inner: int,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """As `gated_mlp`, of each expert; files have them one by one, or all in one tensor.
+
+        Raises:
+            ValueError: As `gated_mlp`.
+        """
+        joined = [f"{prefix}{name}" for name in ("gate_up_proj", "down_proj")]
+        if self.prefix + joined[0] in self.checkpoint:
+            gate_ups, downs = self.joined_mlps(joined[0], joined[1], (count,), hidden_size, inner)
+            return list(gate_ups), list(downs)
+        sizes = (hidden_size, inner, names)
+        apart = [self.gated_mlp(f"{prefix}{i}.", *sizes) for i in range(count)]
+        return [gate_up for gate_up, _ in apart], [down for _, down in apart]
 
     def either(self, name: str, *others: str) -> str:
         """The first of some names that the checkpoint has; the first of all where it has none."""

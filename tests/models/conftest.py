@@ -33,6 +33,14 @@ COMMON = {
     "initializer_range": 0.15,
 }
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
+DELTA = {
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+SHARED = {**EXPERTS, "shared_expert_intermediate_size": 48}
 FAMILIES = {
     "jamba": (
         "Jamba",
@@ -84,6 +92,15 @@ FAMILIES = {
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}),
     "mamba2": ("Mamba2", {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2}),
+    "qwen3_5": ("Qwen3_5", {**DELTA, "head_dim": 32}),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**DELTA, **SHARED, "head_dim": 32}),
+    "qwen3_next": ("Qwen3Next", {**DELTA, **SHARED, "head_dim": 32}),
+    "olmo_hybrid": ("OlmoHybrid", {**DELTA, "pad_token_id": 0}),
+    "lfm2": ("Lfm2", {"full_attn_idxs": [1, 3], "block_multiple_of": 16}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {**EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    ),
 }
 
 
@@ -131,14 +148,19 @@ def seeded(
     """A model made from a seed and saved."""
     torch.manual_seed(seed)
     kind, base = FAMILIES[family]
-    described = getattr(transformers, f"{kind}Config")(**{**COMMON, **base, **config})
+    # text models of families that see, too, have configs of their own
+    of_text = getattr(transformers, f"{kind}TextConfig", None)
+    described = (of_text or getattr(transformers, f"{kind}Config"))(**{**COMMON, **base, **config})
     model: Any = getattr(transformers, f"{kind}ForCausalLM")(described)
     # transformers leaves these at one or zero, which would hide one that is applied wrongly
     with torch.no_grad():
         named = itertools.chain(model.named_parameters(), model.named_buffers())
         for name, parameter in named:
             if "norm" in name or name.endswith(".D"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
+            elif name.endswith("linear_attn.A_log"):
+                # states that are still felt after dozens of tokens
+                parameter.uniform_(-4.0, 0.0)
             elif name.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)
     model.save_pretrained(path, max_shard_size=shard)

@@ -83,6 +83,10 @@ CONFIGS = {
             "moe_shared_expert_intermediate_size": 16,
         },
     ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {**SIZES, **{key: size for key, size in DELTA.items() if key != "head_dim"}},
+    ),
     "qwen2": (
         "Qwen2Config",
         {**SIZES, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},

@@ -13,22 +13,32 @@ from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RotaryEmbed
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridRotaryEmbedding,
 )
+from transformers.models.lfm2.modeling_lfm2 import Lfm2RotaryEmbedding
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridRotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RotaryEmbedding
 
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint_files import read_json
 from blockstride.models.families import FAMILIES, ModelFamily, model_family
+from blockstride.models.families.delta import HasDelta
 from blockstride.models.families.keys import Constant
 from blockstride.models.families.mamba import Mamba
 from blockstride.models.families.roles import HasAttention
 from blockstride.models.loading import compute_dtype
-from tests.models import mamba_files
+from tests.models import delta_files, mamba_files
 
 ROTARY = {
     "bamba": BambaRotaryEmbedding,
     "falcon_h1": FalconH1RotaryEmbedding,
     "granitemoehybrid": GraniteMoeHybridRotaryEmbedding,
     "zamba2": Zamba2RotaryEmbedding,
+    "lfm2": Lfm2RotaryEmbedding,
+    "lfm2_moe": Lfm2RotaryEmbedding,
+    "olmo_hybrid": OlmoHybridRotaryEmbedding,
+    "qwen3_5_moe_text": Qwen3_5TextRotaryEmbedding,
+    "qwen3_5_text": Qwen3_5TextRotaryEmbedding,
+    "qwen3_next": Qwen3_5TextRotaryEmbedding,
 }
 SIZES = {
     "vocab_size": 96,
@@ -81,14 +91,30 @@ FILES = {
         "mamba_dt_rank": 9,
     },
     **mamba_files.FILES,
+    **delta_files.FILES,
 }
 FILES["falcon_h1"] = {**SIZES, **MAMBA2, **FILES["falcon_h1"]}
+# sizes that may follow from others, as a mixer has them
+DELTA = {
+    "linear_num_key_heads": "num_key_heads",
+    "linear_num_value_heads": "num_value_heads",
+    "linear_key_head_dim": "key_dim",
+    "linear_value_head_dim": "value_dim",
+}
 TYPES = CacheTypes(torch.float32, torch.float32)
 KEYS = [(family, key) for family, file in FILES.items() for key in file]
-# what is compared as what follows from it
-SPELLED = {"layer_types", "layers_block_type", "attn_layer_indices", "hybrid_override_pattern"}
 # what follows from others in every file that transformers can run
 FOLLOW = {"attention_head_dim", "attention_hidden_size", "mamba_headdim"}
+# what is compared as what follows from it
+SPELLED = {
+    "layer_types",
+    "layers_block_type",
+    "hybrid_override_pattern",
+    "attn_layer_indices",
+    "full_attention_interval",
+    "full_attn_idxs",
+    "partial_rotary_factor",
+}
 # what a published file may say in a place where transformers doesn't look, or in two of them
 PLACES = [
     {"partial_rotary_factor": 0.25},
@@ -103,7 +129,13 @@ PLACES = [
     {"num_experts": 4},
     {"layers_block_type": ["attention", "mamba", "mamba", "mamba"]},
     {"time_step_min": 0.2, "time_step_max": 0.3, "time_step_floor": 0.25},
+    {"rope_parameters": None, "rope_theta": None},
+    {"rope_parameters": {"rope_theta": None}},
+    {"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": None},
     {"attn_layer_indices": [0]},
+    {"layer_types": None},
+    {"layer_types": None, "full_attn_idxs": None, "full_attention_interval": None},
+    {"block_ff_dim": 80, "tie_embedding": True},
     {"n_groups": 4, "expand": 4, "rope": False, "sliding_window": 4},
 ]
 
@@ -117,8 +149,9 @@ def keys_of(family):
 def ours(family, values):
     """What our family makes of a file."""
     config: Any = model_family({"model_type": family, **values})
+    family_class = type(config)
     said = {key: getattr(config, name) for key, name in keys_of(family).items()}
-    if isinstance(config, HasAttention):
+    if issubclass(family_class, HasAttention):
         said["num_key_value_heads"] = config.kv_heads
         said["head_dim"] = config.head_size
     said["attention"] = ["attention" in kinds for kinds in config.kinds()]
@@ -126,7 +159,7 @@ def ours(family, values):
     if family == "jamba":
         said["mamba_dt_rank"] = config.mamba1(TYPES).sizes[0]
         said["experts"] = [config.has_experts(i) for i in range(config.num_hidden_layers)]
-    elif isinstance(config, Mamba):
+    elif issubclass(family_class, Mamba):
         said["time_step_rank"] = config.mamba1(TYPES).sizes[0]
         said["intermediate_size"] = config.channels
     elif family == "zamba2":
@@ -136,6 +169,11 @@ def ours(family, values):
         said["intermediate_size"] = config.intermediate_size or 4 * config.hidden_size
     elif "mamba_d_head" in keys_of(family):
         said["mamba_d_head"] = config.mamba2(TYPES).head_dim
+    elif issubclass(family_class, HasDelta):
+        mixer: Any = config.delta(TYPES)
+        said |= {key: vars(mixer)[name] for key, name in DELTA.items()}
+    if "mlp_only_layers" in said:
+        said["mlp_only_layers"] = tuple(said["mlp_only_layers"] or ())
     if getattr(config, "rotary", None) is not None:
         config.rotary.to(torch.device("cpu"))
         said["frequencies"] = config.rotary.frequencies.tolist()
@@ -159,6 +197,8 @@ def theirs(family, values):
     said |= {"attention": attends, "frequencies": None}
     if family == "jamba":
         said["experts"] = [count > 1 for count in config.layers_num_experts]
+    elif family == "olmo_hybrid" and config.rope_parameters["rope_theta"] is None:
+        return said
     elif (
         family in ROTARY
         and getattr(config, "position_embedding_type", "rope") == "rope"
@@ -205,7 +245,9 @@ def test_a_key_counts_in_the_places_where_transformers_looks(family, said):
 
 @pytest.mark.parametrize("family", FILES)
 def test_a_file_that_says_nothing_has_all_defaults_of_transformers(family):
-    for values in ({}, FILES[family]):
+    # one has no default of what its layers are
+    nothing = {"layer_types": ["conv"] * 32} if family == "lfm2_moe" else {}
+    for values in (nothing, FILES[family]):
         mine = ours(family, values)
         expected = theirs(family, values)
         assert expected == mine

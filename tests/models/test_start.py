@@ -35,7 +35,7 @@ def test_a_layer_is_never_bound_to_another_spec_than_its_pool_has(reference):
     model = load_model(reference.path, EngineConfig(), device="cpu")
     pools = make_pools(model, EngineConfig(num_blocks=4))
     model.bind(pools)
-    attends = next(layer.mixer for layer in model.layers if layer.mixer.cache_spec().has_tokens)
+    attends = next(mixer for mixer in model.mixers.values() if mixer.cache_spec().has_tokens)
     # as many bytes, read in another way
     attends.spec = full_attention(4, 8, torch.float32)
     with pytest.raises(ValueError, match=r"layers\.1: expected the spec it was laid out with"):
