@@ -103,8 +103,10 @@ def up_kernel(
     x_rows = x_ptr + token * stride_x_token
     matrix_ptr = up_ptr + tl.cast(expert, tl.int64) * stride_up_expert
     gate_rows = matrix_ptr + offs_n.to(tl.int64) * stride_up_row
-    # the up projection stands behind the gate, if there is one
-    up_rows = gate_rows + INNER * stride_up_row if IS_GATED else gate_rows
+    # the up projection stands behind the gate, if there is one; from the gate's rows it would be
+    # some registers further
+    up_columns = offs_n.to(tl.int64) + (INNER if IS_GATED else 0)
+    up_rows = matrix_ptr + up_columns * stride_up_row
 
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -114,8 +116,9 @@ def up_kernel(
         x = load_tile(x_rows, offs_k.to(INDEX) * stride_x_dim, mask_m, offs_k, HIDDEN, BLOCK_K)
         if IS_GATED:
             gate_tile = load_tile(gate_rows, columns, mask_n, offs_k, HIDDEN, BLOCK_K)
-            gate = tl.dot(x, gate_tile.T, gate, input_precision=PRECISION)
         up_tile = load_tile(up_rows, columns, mask_n, offs_k, HIDDEN, BLOCK_K)
+        if IS_GATED:
+            gate = tl.dot(x, gate_tile.T, gate, input_precision=PRECISION)
         up = tl.dot(x, up_tile.T, up, input_precision=PRECISION)
     bias_ptr = up_bias_ptr
     if up_bias_ptr is not None:
