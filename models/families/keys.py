@@ -102,6 +102,11 @@ def number(default: float, *names: str) -> Key[float]:
     return Key(default, names, expected="a number", convert=_real)
 
 
+def cap(default: float, *names: str) -> Key[float | None]:
+    """A bound that a hyperbolic tangent keeps numbers below."""
+    return Key(default, names, expected="a positive number", convert=_positive_real)
+
+
 def switch(default: bool, *names: str) -> Key[bool]:
     """True or false; null is false."""
     return Key(
@@ -166,6 +171,10 @@ def _positive(value: Any) -> int | None:
 
 def _real(value: Any) -> float | None:
     return float(value) if is_real(value) else None
+
+
+def _positive_real(value: Any) -> float | None:
+    return float(value) if is_real(value) and 0 < value < inf else None
 
 
 def _switch(value: Any) -> bool | None:

@@ -17,6 +17,7 @@ from blockstride.models.families.olmo_hybrid import OlmoHybrid
 from blockstride.models.families.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
 from blockstride.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from blockstride.models.families.qwen3_next import Qwen3Next
+from blockstride.models.families.recurrent_gemma import RecurrentGemma
 from blockstride.models.families.zamba2 import Zamba2
 
 FAMILIES: dict[str, type[Family]] = {
@@ -43,6 +44,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen3_5_moe_text": Qwen35Moe,
     "qwen3_5_text": Qwen35,
     "qwen3_next": Qwen3Next,
+    "recurrent_gemma": RecurrentGemma,
     "zamba2": Zamba2,
 }
 """`model_type` of a config.json -> the family that reads it."""

@@ -11,6 +11,7 @@ from blockstride.models.modules.mamba2 import Mamba2Mixer
 from blockstride.models.modules.mlp import MLP, GatedMLP
 from blockstride.models.modules.module import FeedForward, Mixer
 from blockstride.models.modules.planned import PlannedMixer
+from blockstride.models.modules.rg_lru import RgLruMixer
 from blockstride.models.modules.rotary import Rotary
 from blockstride.models.modules.router import Router
 from blockstride.models.modules.shared_attention import SharedAttention
@@ -36,6 +37,7 @@ __all__ = [
     "Mamba2Mixer",
     "Mixer",
     "PlannedMixer",
+    "RgLruMixer",
     "Rotary",
     "Router",
     "SharedAttention",

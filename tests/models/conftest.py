@@ -88,6 +88,15 @@ FAMILIES = {
             "adapter_rank": 8,
         },
     ),
+    "recurrent_gemma": (
+        "RecurrentGemma",
+        {
+            "block_types": ["recurrent", "recurrent", "attention"],
+            "attention_window_size": 24,
+            # every head has one of its own when None
+            "num_key_value_heads": 1,
+        },
+    ),
     "falcon_h1": ("FalconH1", {**MAMBA2, "mamba_d_ssm": 96}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}),
@@ -131,6 +140,8 @@ class Reference:
     @torch.no_grad()
     def greedy(self, ids: list[int], count: int) -> list[int]:
         """The `count` most likely tokens after `ids`, one by one."""
+        # some keep states in their layers, and those of another text, until there is no cache
+        self.logits(ids[:1])
         out = self.model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
@@ -154,8 +165,10 @@ def seeded(
     model: Any = getattr(transformers, f"{kind}ForCausalLM")(described)
     # transformers leaves these at one or zero, which would hide one that is applied wrongly
     with torch.no_grad():
-        named = itertools.chain(model.named_parameters(), model.named_buffers())
-        for name, parameter in named:
+        # of buffers those that are saved
+        saved, buffers = model.state_dict(), model.named_buffers()
+        kept = (buffer for buffer in buffers if buffer[0] in saved)
+        for name, parameter in itertools.chain(model.named_parameters(), kept):
             if "norm" in name or name.endswith(".D"):
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
             elif name.endswith("linear_attn.A_log"):

@@ -118,6 +118,10 @@ CONFIGS = {
             "shared_expert_intermediate_size": 16,
         },
     ),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {**SIZES, "lru_width": 96, "conv1d_width": 3, "attention_window_size": 8},
+    ),
     "zamba2": (
         "Zamba2Config",
         {

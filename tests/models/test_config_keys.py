@@ -16,6 +16,9 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
 from transformers.models.lfm2.modeling_lfm2 import Lfm2RotaryEmbedding
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
+    RecurrentGemmaRotaryEmbedding,
+)
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RotaryEmbedding
 
 from blockstride.models.cache_types import CacheTypes
@@ -32,6 +35,7 @@ ROTARY = {
     "bamba": BambaRotaryEmbedding,
     "falcon_h1": FalconH1RotaryEmbedding,
     "granitemoehybrid": GraniteMoeHybridRotaryEmbedding,
+    "recurrent_gemma": RecurrentGemmaRotaryEmbedding,
     "zamba2": Zamba2RotaryEmbedding,
     "lfm2": Lfm2RotaryEmbedding,
     "lfm2_moe": Lfm2RotaryEmbedding,
@@ -93,6 +97,18 @@ FILES = {
     **mamba_files.FILES,
     **delta_files.FILES,
 }
+FILES["recurrent_gemma"] = {
+    **{key: value for key, value in SIZES.items() if "mamba" not in key},
+    "num_key_value_heads": 2,
+    "block_types": ["attention", "recurrent"],
+    "lru_width": 80,
+    "conv1d_width": 3,
+    "attention_window_size": 30,
+    "attention_bias": True,
+    "logits_soft_cap": 20.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+FILES["recurrent_gemma"].pop("max_position_embeddings")
 FILES["falcon_h1"] = {**SIZES, **MAMBA2, **FILES["falcon_h1"]}
 # sizes that may follow from others, as a mixer has them
 DELTA = {
@@ -109,6 +125,7 @@ FOLLOW = {"attention_head_dim", "attention_hidden_size", "mamba_headdim"}
 SPELLED = {
     "layer_types",
     "layers_block_type",
+    "block_types",
     "hybrid_override_pattern",
     "attn_layer_indices",
     "full_attention_interval",
@@ -154,7 +171,7 @@ def ours(family, values):
     if issubclass(family_class, HasAttention):
         said["num_key_value_heads"] = config.kv_heads
         said["head_dim"] = config.head_size
-    said["attention"] = ["attention" in kinds for kinds in config.kinds()]
+    said["attention"] = [not {"attention", "window"}.isdisjoint(k) for k in config.kinds()]
     said["frequencies"] = None
     if family == "jamba":
         said["mamba_dt_rank"] = config.mamba1(TYPES).sizes[0]
@@ -162,6 +179,8 @@ def ours(family, values):
     elif issubclass(family_class, Mamba):
         said["time_step_rank"] = config.mamba1(TYPES).sizes[0]
         said["intermediate_size"] = config.channels
+    elif family == "recurrent_gemma":
+        said["lru_width"] = config.lru_width or config.hidden_size
     elif family == "zamba2":
         said["attention_head_dim"] = config.head_size
         said["attention_hidden_size"] = config.attention_width
@@ -193,7 +212,8 @@ def theirs(family, values):
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     if family == "zamba2" and set(kinds) - {"hybrid", "linear_attention"}:
         raise ValueError("layers_block_type: any other word is taken for a mixer")
-    attends = [kind in ("attention", "full_attention", "hybrid") for kind in kinds]
+    attention = ("attention", "full_attention", "sliding_attention", "hybrid")
+    attends = [kind in attention for kind in kinds]
     said |= {"attention": attends, "frequencies": None}
     if family == "jamba":
         said["experts"] = [count > 1 for count in config.layers_num_experts]
@@ -256,7 +276,7 @@ def test_a_file_that_says_nothing_has_all_defaults_of_transformers(family):
 def test_all_keys_that_are_read_are_tried():
     assert FILES.keys() == {name for name, f in FAMILIES.items() if issubclass(f, ModelFamily)}
     for family, file in FILES.items():
-        one_value = {"hidden_act", "mlp_hidden_act", "mlp_bias", *FOLLOW}
+        one_value = {"hidden_act", "hidden_activation", "mlp_hidden_act", "mlp_bias", *FOLLOW}
         assert keys_of(family).keys() - one_value == file.keys() - one_value - {"rope_parameters"}
 
 

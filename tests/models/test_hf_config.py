@@ -1,10 +1,12 @@
 """Caches read off a config.json, against those that transformers really fills."""
 
 from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from torch.nn.functional import pad
 
 from blockstride.layouts import CacheSpec
 from blockstride.models.families import FAMILIES, ModelFamily, cache_specs, read_config
@@ -17,8 +19,23 @@ def filled_cache(config) -> list:
     """The cache layers of transformers after a prompt of `TOKENS` tokens."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():
-        return list(model(torch.arange(3, 3 + TOKENS)[None], use_cache=True).cache.layers)
+        if config.model_type != "recurrent_gemma":
+            return list(model(ids, use_cache=True).cache.layers)
+        cache = transformers.DynamicCache(config=config)
+        model(ids, use_cache=True, cache=cache)
+    # its states are in its layers, without the current input
+    blocks = [layer.temporal_block for layer in model.model.layers]
+    return [
+        SimpleNamespace(
+            conv_states=[pad(block.conv1d_state, (1, 0))],
+            recurrent_states=[block.rg_lru.recurrent_states],
+        )
+        if hasattr(block, "rg_lru")
+        else layer
+        for layer, block in zip(cache.layers, blocks, strict=True)
+    ]
 
 
 def theirs(layer) -> dict[str, tuple[int, ...]]:
