@@ -146,3 +146,14 @@ def test_a_stop_text_of_byte_tokens_counts_before_their_run_is_over():
         for token in output:
             stream.push(token)
         assert (stream.stopped, stream.text) == (True, "a\n"[: -len(stop)])
+
+
+@pytest.mark.parametrize(
+    ("least", "text"), [(0, ""), (1, ""), (2, "a"), (3, "a"), (4, "axy"), (5, "axy"), (6, "axyabz")]
+)
+def test_a_stop_text_that_ends_before_the_least_number_of_tokens_does_not_count(least, text):
+    # what is held back as the beginning of one stop text is the whole of another
+    tokens = [KINDS["byte-level"].encode(letter).ids[0] for letter in "axyabz"]
+    stream = TextStream(detokenizer("byte-level", []), ["a", "ab", "xy"], least)
+    got = "".join(map(stream.push, tokens)) + stream.finish()
+    assert (got, stream.stopped) == (text, least < 6)
