@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from secrets import token_hex
 from time import monotonic
 
@@ -12,6 +13,7 @@ import torch
 
 from blockstride.checks import expect
 from blockstride.transfer.connector.counters import Counters
+from blockstride.transfer.connector.loop import Tasks
 from blockstride.transfer.connector.settings import ConnectorSettings
 from blockstride.transfer.connector.staging import Area, Storages, load_programs
 from blockstride.transfer.copy_plan import Indices
@@ -130,7 +132,7 @@ class LocalRank:
         operation: Operation,
         prepared: PreparedCopy,
         indices: Indices,
-        touching: set[asyncio.Future[None]],
+        touching: Tasks,
         stop: asyncio.Event | None = None,
     ) -> None:
         """Moves what a request says, chunk after chunk.
@@ -158,7 +160,7 @@ class LocalRank:
             if not posting.stopped:
                 self._fresh_until = monotonic() + SPIN_SECONDS
                 touching.add(stopped)
-                posting.when_stopped = lambda future=stopped: _resolve(future, touching)
+                posting.when_stopped = partial(stopped.set_result, None)
                 with counters.timing("wait_seconds"):
                     await asyncio.shield(stopped)
             else:
@@ -175,9 +177,3 @@ class LocalRank:
         """Ends the agent, after which nothing touches the pools any more."""
         self._copier.shutdown(wait=True)
         self.agent.close(grace_seconds)
-
-
-def _resolve(future: asyncio.Future[None], touching: set[asyncio.Future[None]]) -> None:
-    touching.discard(future)
-    if not future.done():
-        future.set_result(None)

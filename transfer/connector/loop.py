@@ -67,31 +67,39 @@ class LoopThread:
 
 
 class Tasks:
-    """Background tasks, kept until they end: the event loop itself holds weak references."""
+    """Tasks and other futures, kept until they are done: the event loop holds weak references."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Future[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts one."""
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts a task."""
+        self.add(asyncio.create_task(work))
+
+    def add(self, future: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Keeps a future, and gives it back."""
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
 
     def cancel(self) -> None:
         """Cancels all of them, without waiting for their ends."""
-        for task in self._running:
-            task.cancel()
+        for future in self._running:
+            future.cancel()
 
-    async def wait(self, grace_seconds: float) -> None:
-        """Waits some time for all of them."""
-        if self._running and grace_seconds:
+    async def wait(self, grace_seconds: float | None = None) -> None:
+        """Waits some time for all that there are; None: until there are none."""
+        while self._running and grace_seconds != 0:
             await asyncio.wait(self._running, timeout=grace_seconds)
+            if grace_seconds is not None:
+                return
 
     async def end(self, grace_seconds: float = 0.0) -> None:
         """Waits some time for all of them, and cancels those that are left."""
         await self.wait(grace_seconds)
-        tasks = list(self._running)
+        left = list(self._running)
         self.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)

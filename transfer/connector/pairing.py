@@ -37,14 +37,17 @@ class Pairing:
 
     Attributes:
         reader: The reading engine.
-        rank: Its rank.
-        plan: Its plan. Where dtypes differ, `plan.local` is a staging area: the reader's cache in
-            the producer's dtypes, with blocks for one sequence.
+        plan: The plan of its rank. Where dtypes differ, `plan.local` is a staging area: the
+            reader's cache in the producer's dtypes, with blocks for one sequence.
     """
 
     reader: EngineTransferInfo
-    rank: int
     plan: EngineTransferPlan
+
+    @property
+    def rank(self) -> int:
+        """The reading rank."""
+        return self.plan.local_rank
 
     @property
     def casts(self) -> bool:
@@ -151,7 +154,7 @@ def pair(
         num_tokens=options.num_tokens,
         num_states=options.num_states,
     )
-    return Pairing(reader, rank, plan)
+    return Pairing(reader, plan)
 
 
 def _dtypes(specs: Mapping[str, CacheSpec]) -> dict[tuple[str, str], object]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from blockstride.transfer.connector.description import check_memory, engine_of, tables_of
 from blockstride.transfer.connector.leases import Lease, LeaseTable, ReaderRank
 from blockstride.transfer.connector.local_rank import LocalRank, agent_prefix
+from blockstride.transfer.connector.loop import Tasks
 from blockstride.transfer.connector.messages import Claim, Introduction, PushTarget
 from blockstride.transfer.connector.pairing import Pairing, pair
 from blockstride.transfer.connector.staging import Area, copy_here
@@ -161,7 +162,7 @@ class ReaderSession:
 
     async def _write(self, work: Work, lists: list[PreparedCopy]) -> None:
         lease, stop = work.lease, asyncio.Event()
-        touching: set[asyncio.Future[None]] = set()
+        touching = Tasks()
         lease.writing[self.reader] = stop
         try:
             await self._pack(work)
@@ -175,8 +176,7 @@ class ReaderSession:
             # while it still counts as being written, as that may have taken longer than a lease
             self.leases.finish(lease.request_id, lease.epoch, self.reader, monotonic())
         finally:
-            while touching:
-                await asyncio.wait(touching)
+            await touching.wait()
             self.leases.written(lease, self.reader)
 
     async def _pack(self, work: Work) -> None:

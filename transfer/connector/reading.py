@@ -59,7 +59,7 @@ class Read:
         self._handle, self._local, self._producer = handle, local, producer
         self._request, self._background = handle.request, background
         # what may still write to its blocks or to staging memory
-        self._touching: set[asyncio.Future[None]] = set()
+        self._touching = Tasks()
         self._forget_source()
 
     def _forget_source(self) -> None:
@@ -101,13 +101,8 @@ class Read:
         handle._end()
         ms = 1e3 * (perf_counter() - start)
         logger.debug("%s, %.1f ms", handle.error or f"request {request.request_id!r}: read", ms)
-        await self._untouched()
+        await self._touching.wait()
         handle._settle()
-
-    async def _untouched(self) -> None:
-        """Waits until nothing of this request writes any more."""
-        while self._touching:
-            await asyncio.wait(self._touching)
 
     def _invalid(self) -> BlockLists:
         request = self._request
@@ -235,9 +230,7 @@ class Read:
 
     async def _copy(self, function: Callable[..., None], *arguments: object) -> None:
         """A copy within this process, which goes on to its end even if the request is aborted."""
-        copying = self._local.copy(function, *arguments)
-        self._touching.add(copying)
-        copying.add_done_callback(self._touching.discard)
+        copying = self._touching.add(self._local.copy(function, *arguments))
         try:
             await asyncio.shield(copying)
         except Exception as error:
@@ -249,7 +242,7 @@ class Read:
         await turn.acquire()
 
         async def release() -> None:
-            await self._untouched()
+            await self._touching.wait()
             turn.release()
 
         stack.callback(lambda: self._background.start(release()))
@@ -268,7 +261,7 @@ class Read:
         """
         request_id, settings = self._request.request_id, self._local.settings
         if not settings.push:
-            await self._untouched()
+            await self._touching.wait()
         while True:
             is_gone = not producer.addresses
             with suppress(TransferError):
@@ -288,10 +281,8 @@ class Read:
         self, session: ProducerSession, targets: Sequence[BlockIds], producer: Producer
     ) -> None:
         """Has the producer write; until it says that it has stopped, blocks are in its hands."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written = self._touching.add(asyncio.get_running_loop().create_future())
         self._written[session.rank] = written
-        self._touching.add(written)
-        written.add_done_callback(self._touching.discard)
         target = PushTarget(producer.target.memory, self._local.agent.metadata)
         try:
             await self._claim(session, targets, target)
