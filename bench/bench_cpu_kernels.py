@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from bench.cpu_recurrences import (
     Case,
+    delta_rule,
+    delta_update,
     head_scan,
     head_state_update,
     ids,
@@ -230,6 +232,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "rg_lru-2048x1536": lambda: real_gated(2048, 1536),
     "rg_lru_update-1x512": lambda: real_gated_update(1, 512),
     "rg_lru_update-8x1536": lambda: real_gated_update(8, 1536),
+    "gated_delta_rule-512x4": lambda: delta_rule(512, 4, by_channel=False),
+    "gated_delta_rule-by-channel-512x4": lambda: delta_rule(512, 4, by_channel=True),
+    "gated_delta_rule_update-1x4": lambda: delta_update(1, 4, by_channel=False),
+    "gated_delta_rule_update-by-channel-8x16": lambda: delta_update(8, 16, by_channel=True),
     "causal_conv1d-512x512": lambda: convolution(512, 512),
     "causal_conv1d-2048x1536": lambda: convolution(2048, 1536),
     "causal_conv1d_update-1x512": lambda: convolution_update(1, 512),

@@ -125,6 +125,58 @@ def head_state_update(num_seqs: int, num_heads: int, d_state: int) -> Case:
     return Case(ours, plain, 8 * numbers, 5 * numbers)
 
 
+def delta_inputs(num_tokens: int, num_heads: int, by_channel: bool) -> dict[str, Any]:
+    """Heads of 128 keys and 128 values; keys of unit length."""
+    q, k, v = torch.randn(3, num_tokens, num_heads, 128)
+    gates = (num_heads, 128) if by_channel else (num_heads,)
+    return {
+        "q": functional.normalize(q, dim=-1),
+        "k": functional.normalize(k, dim=-1),
+        "v": v,
+        "g": -torch.rand(num_tokens, *gates),
+        "beta": torch.rand(num_tokens, num_heads),
+    }
+
+
+def delta_step(inputs: dict[str, Any], state: Tensor) -> Tensor:
+    """A token of each sequence by torch, in place in the states."""
+    g = inputs["g"]
+    state *= g.exp().view(*g.shape[:2], -1, 1)
+    error = inputs["v"] - (inputs["k"][:, :, None] @ state)[:, :, 0]
+    state += inputs["k"][..., None] * (inputs["beta"][..., None] * error)[:, :, None]
+    return 128**-0.5 * (inputs["q"][:, :, None] @ state)[:, :, 0]
+
+
+def delta_rule(num_tokens: int, num_heads: int, by_channel: bool) -> Case:
+    inputs = delta_inputs(num_tokens, num_heads, by_channel)
+    pool, fresh = torch.zeros(2, num_heads, 128, 128), torch.tensor([False])
+    bounds: dict[str, Any] = {"query_start_loc": ids(0, num_tokens), "has_initial_state": fresh}
+
+    def ours() -> Tensor:
+        return kernels.gated_delta_rule(**inputs, **bounds, ssm_state=pool, state_indices=ids(1))
+
+    def plain() -> Tensor:
+        state = torch.zeros(1, num_heads, 128, 128)
+        tokens = ({name: x[t : t + 1] for name, x in inputs.items()} for t in range(num_tokens))
+        return torch.cat([delta_step(token, state) for token in tokens])
+
+    numbers = num_tokens * num_heads * 128
+    return Case(ours, plain, 16 * numbers, 8 * numbers * 128)
+
+
+def delta_update(num_seqs: int, num_heads: int, by_channel: bool) -> Case:
+    inputs = delta_inputs(num_seqs, num_heads, by_channel)
+    pool, again = torch.randn(2, num_seqs + 1, num_heads, 128, 128)
+    again.copy_(pool)
+    indices = torch.arange(1, num_seqs + 1, dtype=torch.int32)
+
+    def ours() -> Tensor:
+        return kernels.gated_delta_rule_update(**inputs, ssm_state=pool, state_indices=indices)
+
+    numbers = num_seqs * num_heads * 128 * 128
+    return Case(ours, lambda: delta_step(inputs, again[1:]), 8 * numbers, 8 * numbers)
+
+
 def unit(num_tokens: int, dim: int) -> dict[str, Any]:
     x, recurrence_gate, input_gate, z = torch.randn(4, num_tokens, dim)
     gates = {"recurrence_gate": recurrence_gate, "input_gate": input_gate, "z": z}

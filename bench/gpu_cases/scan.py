@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -138,15 +139,18 @@ def mamba2_cases(smoke: bool) -> Iterator[Case]:
         yield scan_cases("Mamba-2 scan", ssd_scan, reference, inputs, batch, moved, flop)
 
 
-def delta(heads: int, lengths: list[int]) -> Inputs:
-    """Heads of 128 keys and 128 values, two value heads sharing a key head."""
+def delta(heads: int, lengths: list[int], by_channel: bool = False) -> Inputs:
+    """Heads of 128 keys and 128 values, two value heads sharing a key head, or with gates of
+    channels each with its own.
+    """
     torch.manual_seed(0)
     num_tokens = sum(lengths)
+    gates, key_heads = (2 * heads, 128) if by_channel else (2 * heads,), heads * (1 + by_channel)
     return prompts(lengths) | {
-        "q": random(num_tokens, heads, 128),
-        "k": random(num_tokens, heads, 128),
+        "q": random(num_tokens, key_heads, 128),
+        "k": random(num_tokens, key_heads, 128),
         "v": random(num_tokens, 2 * heads, 128),
-        "g": -torch.rand(num_tokens, 2 * heads),
+        "g": -torch.rand(num_tokens, *gates),
         "beta": torch.rand(num_tokens, 2 * heads),
         "ssm_state": random(len(lengths) + 1, 2 * heads, 128, 128, dtype=F32),
         "scale": 128**-0.5,
@@ -155,20 +159,25 @@ def delta(heads: int, lengths: list[int]) -> Inputs:
 
 
 def delta_cases(smoke: bool) -> Iterator[Case]:
-    for lengths in ([4_096] * 4, [8_192]):
+    for by_channel, lengths in product((False, True), ([4_096] * 4, [8_192])):
         heads, batch = (1, [70]) if smoke else (16, lengths)
-        moved = sum(batch) * heads * 128 * 6 * 2
+        # q, k, v and the output; with gates of channels these, and three rows written and read
+        numbers = 2 * (4 + 2 + 3 * 2) if by_channel else 6
+        moved = sum(batch) * heads * 128 * numbers * 2
         flop = sum(batch) * 2 * heads * 2.0 * (3 * 128 * 128 + 2 * 64 * 128)
-        inputs = partial(delta, heads)
+        inputs = partial(delta, heads, by_channel=by_channel)
+        name = "gated delta rule by channel" if by_channel else "gated delta rule"
         reference = delta_rule.gated_delta_rule
-        yield scan_cases(
-            "gated delta rule", gated_delta_rule, reference, inputs, batch, moved, flop
-        )
+        yield scan_cases(name, gated_delta_rule, reference, inputs, batch, moved, flop)
+    yield from (delta_step(smoke, by_channel) for by_channel in (False, True))
+
+
+def delta_step(smoke: bool, by_channel: bool) -> Case:
     heads, num_seqs = (1, 2) if smoke else (16, 256)
     device = torch.get_default_device()
 
     def step(num_seqs: int = num_seqs) -> Inputs:
-        inputs = delta(heads, [1] * num_seqs)
+        inputs = delta(heads, [1] * num_seqs, by_channel)
         del inputs["query_start_loc"], inputs["has_initial_state"]
         return inputs
 
@@ -178,7 +187,8 @@ def delta_cases(smoke: bool) -> Iterator[Case]:
 
     prepare = on(device, lambda: partial(gated_delta_rule_update, **step()))
     moved = num_seqs * 2 * heads * 128 * 128 * 4 * 2
-    yield Case(f"gated delta rule, {num_seqs} x 1 token", check, prepare, moved)
+    name = f"gated delta rule{' by channel' * by_channel}, {num_seqs} x 1 token"
+    return Case(name, check, prepare, moved)
 
 
 def unit(dim: int, lengths: list[int]) -> Inputs:

@@ -69,19 +69,13 @@ def mamba2(
 
 
 def delta(
-    name: str, dtype: torch.dtype = BF16, step: bool = False, checkpoints: bool = False
+    name: str, dtype: torch.dtype = BF16, checkpoints: bool = False, by_channel: bool = False
 ) -> Variant:
-    """4,096 tokens in two sequences, or one in each of 64; 16 heads and 32 value heads."""
+    """4,096 tokens in two sequences; 16 heads and 32 value heads, or 32 with gates of channels."""
 
     def call():
-        rows = 64 if step else 4096
-        keys, values = meta(rows, 16, 128, dtype=dtype), meta(rows, 32, 128, dtype=dtype)
-        gates = meta(rows, 32, dtype=FP32)
-        arguments = (keys, keys, values, gates, gates, meta(512, 32, 128, 128, dtype=FP32))
-        if step:
-            gated_delta_rule_update(*arguments, ids(rows), scale=0.1, qk_l2norm=True)
-        else:
-            gated_delta_rule(*arguments, **prompts(2, checkpoints), scale=0.1, qk_l2norm=True)
+        inputs = delta_inputs(4096, dtype=dtype, by_channel=by_channel)
+        gated_delta_rule(**inputs, **prompts(2, checkpoints))
 
     return Variant(name, call)
 
@@ -100,6 +94,36 @@ def unit(
         )  # fmt: skip
 
     return Variant(name, call)
+
+
+def delta_update(
+    name: str, num_new: int = 0, by_channel: bool = False, kept: bool = False
+) -> Variant:
+    """A step of 64 sequences; `num_new` 0 leaves out the axis of new tokens."""
+    tokens = (64, num_new) if num_new else (64,)
+
+    def call():
+        inputs = delta_inputs(*tokens, dtype=BF16, by_channel=by_channel)
+        places = ids(64 * num_new).view(64, num_new) if kept else None
+        gated_delta_rule_update(**inputs, state_indices=ids(64), checkpoint_indices=places)
+
+    return Variant(name, call)
+
+
+def delta_inputs(*tokens: int, dtype: torch.dtype, by_channel: bool) -> dict[str, Any]:
+    """Keys and values of 128, with the states of both."""
+    keys = meta(*tokens, 32 if by_channel else 16, 128, dtype=dtype)
+    gates = meta(*tokens, 32, dtype=FP32)
+    return {
+        "q": keys,
+        "k": keys,
+        "v": meta(*tokens, 32, 128, dtype=dtype),
+        "g": meta(*tokens, 32, 128, dtype=FP32) if by_channel else gates,
+        "beta": gates,
+        "ssm_state": meta(512, 32, 128, 128, dtype=FP32),
+        "scale": 0.1,
+        "qk_l2norm": True,
+    }
 
 
 def experts(name: str, num_tokens: int, dtype: torch.dtype = BF16) -> Variant:
@@ -129,10 +153,16 @@ def variants() -> list[Variant]:
         delta("delta rule"),
         delta("delta rule with checkpoints", checkpoints=True),
         delta("delta rule fp32", FP32),
-        delta("delta rule update", step=True),
         unit("rg-lru in chunks with checkpoints", checkpoints=True),
         unit("rg-lru", num_seqs=16),
         unit("rg-lru fp32", dtype=FP32),
+        delta("delta rule by channel", by_channel=True),
+        delta("delta rule by channel with checkpoints", checkpoints=True, by_channel=True),
+        delta("delta rule by channel fp32", FP32, by_channel=True),
+        delta_update("delta rule update"),
+        delta_update("delta rule update by channel", by_channel=True),
+        delta_update("delta rule update 4 new tokens", num_new=4),
+        delta_update("delta rule update 4 states", num_new=4, by_channel=True, kept=True),
         experts("experts, 1 token", 1),
         experts("experts, 512 tokens", 512),
         experts("experts, 4096 tokens", 4096),

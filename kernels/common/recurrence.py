@@ -18,14 +18,18 @@ MAX_D_STATE = 256
 MAX_NEW_TOKENS = 8
 
 
-def expect_new_tokens(num_new: Sequence[int]) -> None:
+def expect_new_tokens(num_new: Sequence[int], name: str = "x") -> None:
     """Raise unless a decode step has no axis of new tokens, or one of a length that it may have.
+
+    Args:
+        num_new: Extents of such axes.
+        name: The argument that they are of.
 
     Raises:
         ValueError: There are more axes, or more tokens, or none.
     """
     if len(num_new) > 1 or (num_new and not 1 <= num_new[0] <= MAX_NEW_TOKENS):
-        expect(False, "x", f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
+        expect(False, name, f"1 to {MAX_NEW_TOKENS} new tokens a sequence", num_new)
 
 
 def expect_recurrence(

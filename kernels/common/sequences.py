@@ -87,3 +87,30 @@ def expect_step(state_indices: Tensor, pool: Tensor) -> None:
     """
     if checks_are_full():
         expect_ids(state_indices, "state_indices", pool.shape[0], distinct=True)
+
+
+def expect_draft(
+    tokens: tuple[int, ...], checkpoint_indices: Tensor, state_indices: Tensor, pool: Tensor
+) -> None:
+    """Raise unless there is a block for each new token of a decode step; see `expect_step`.
+
+    Args:
+        tokens: The shape of the step's tokens.
+        checkpoint_indices: State block for each of them.
+        state_indices: State block of each sequence.
+        pool: States, one for each block.
+
+    Raises:
+        ValueError: The shape or the device does not fit; under full checks, a block is past the
+            pool, another token's, or another sequence's.
+        TypeError: The dtype is not accepted.
+    """
+    name = "checkpoint_indices"
+    expect_tensor(checkpoint_indices, name, tokens, INT32, pool.device)
+    if not checks_are_full():
+        return
+    expect_ids(checkpoint_indices, name, pool.shape[0], distinct=True)
+    blocks, by_sequence = state_indices.tolist(), checkpoint_indices.reshape(len(state_indices), -1)
+    for own, written in zip(blocks, by_sequence.tolist(), strict=True):
+        shared = [block for block in written if block > 0 and block != own and block in blocks]
+        expect(not shared, name, "no block of another sequence", shared)

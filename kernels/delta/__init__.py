@@ -1,4 +1,4 @@
-"""The gated delta rule.
+"""The gated delta rule, with gates of heads or of channels.
 
 Read `reference.py` first, then `gated_delta_rule.py`, which has prompts and decode steps.
 """

@@ -1,4 +1,4 @@
-"""The gated delta rule over whole prompts, and one token at a time."""
+"""The gated delta rule over whole prompts, and over a few tokens at a time."""
 
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
@@ -12,7 +12,8 @@ from blockstride.checks import (
     shape_of,
 )
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
-from blockstride.kernels.common.sequences import expect_prompts, expect_step
+from blockstride.kernels.common.recurrence import expect_new_tokens
+from blockstride.kernels.common.sequences import expect_draft, expect_prompts, expect_step
 
 MAX_KEY_DIM = 256
 
@@ -21,7 +22,7 @@ def gated_delta_rule(
     q: Float[Tensor, "num_tokens num_heads head_k_dim"],
     k: Float[Tensor, "num_tokens num_heads head_k_dim"],
     v: Float[Tensor, "num_tokens num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_tokens num_value_heads"],
+    g: Float[Tensor, "num_tokens num_value_heads *head_k_dim"],
     beta: Float[Tensor, "num_tokens num_value_heads"],
     ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
     state_indices: Int32[Tensor, " num_seqs"],
@@ -44,7 +45,8 @@ def gated_delta_rule(
         q: Queries. Any strides, here and in `k`, `v`, `g` and `beta`.
         k: Keys; without `qk_l2norm` of length 1 at most, or the rule may diverge.
         v: Values.
-        g: Logarithm of each value head's decay, at most 0.
+        g: Logarithm of the decay, at most 0: one number for each value head, as in Gated DeltaNet,
+            or with a third axis one for each channel of its keys, as in Kimi Delta Attention.
         beta: How far each value head moves, from 0 to 1.
         ssm_state: Pool of states with any strides, written in place. A state is read only where
             `has_initial_state` says that there is one. Whatever its dtype is, it is carried in
@@ -74,62 +76,78 @@ def gated_delta_rule(
             pool or named twice.
         TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
 
-    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3; by channel,
+    Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 3.
     """
     given = {**locals()}
+    num_tokens, _, key_dim = shape_of(q, "q", 3)
     _expect_rule(q, k, v, g, beta, ssm_state, out)
     expect_prompts(
-        q.shape[0], ssm_state, state_indices, query_start_loc, has_initial_state,
+        num_tokens, ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices,
     )  # fmt: skip
-    given["scale"] = k.shape[2] ** -0.5 if scale is None else scale
+    given["scale"] = key_dim**-0.5 if scale is None else scale
     return implementation(gated_delta_rule, runs_on_triton(q))(**given)
 
 
 def gated_delta_rule_update(
-    q: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    k: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    v: Float[Tensor, "num_seqs num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_seqs num_value_heads"],
-    beta: Float[Tensor, "num_seqs num_value_heads"],
+    q: Float[Tensor, "num_seqs *num_new num_heads head_k_dim"],
+    k: Float[Tensor, "num_seqs *num_new num_heads head_k_dim"],
+    v: Float[Tensor, "num_seqs *num_new num_value_heads head_v_dim"],
+    g: Float[Tensor, "num_seqs *num_new_and_gates"],
+    beta: Float[Tensor, "num_seqs *num_new num_value_heads"],
     ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
     state_indices: Int32[Tensor, " num_seqs"],
     *,
     scale: float | None = None,
     qk_l2norm: bool = False,
-    out: Float[Tensor, "num_seqs num_value_heads head_v_dim"] | None = None,
-) -> Float[Tensor, "num_seqs num_value_heads head_v_dim"]:
-    """Advance the state of each sequence by one token: a decode step of `gated_delta_rule`.
+    checkpoint_indices: Int32[Tensor, "num_seqs *num_new"] | None = None,
+    out: Float[Tensor, "num_seqs *num_new num_value_heads head_v_dim"] | None = None,
+) -> Float[Tensor, "num_seqs *num_new num_value_heads head_v_dim"]:
+    """Advance the state of each sequence by one to eight tokens, as `gated_delta_rule` does.
+
+    Every sequence goes on from its state, which is read once and written once, after the last
+    token, or else after each token to a block of its own.
 
     Args:
-        q: Query of each sequence. Any strides, as in the others.
+        q: Queries: `[num_seqs, num_new, num_heads, head_k_dim]`, or without the axis of tokens for
+            one token each. Any strides, as in the others.
         k: Keys.
         v: Values.
-        g: Logarithm of each value head's decay, at most 0.
+        g: Logarithm of the decay, at most 0: one number for each value head of a token, or with a
+            further axis one for each channel of its keys.
         beta: How far each value head moves, from 0 to 1.
         ssm_state: Pool of states with any strides, read and written in place.
         state_indices: State block of each sequence, none of them twice. For an id <= 0 nothing is
-            read or written, and the sequence's row of the result is zero.
+            read or written, and the sequence's rows of the result are zero.
         scale: Factor of the outputs; `head_k_dim ** -0.5` if not given.
         qk_l2norm: Whether queries and keys are first brought to unit length.
+        checkpoint_indices: State block for each new token, for a draft of which some tokens may be
+            refused. The state after a token is written there, and to `state_indices` nothing is.
+            No block comes twice, and none is that of another sequence; its own block may be one.
+            For an id <= 0 nothing is written.
         out: Where the result goes; it may be `v` itself.
 
     Returns:
-        The output of each sequence in the dtype of `v`; `out`, if that was given.
+        The output of each token in the dtype of `v`; `out`, if that was given.
 
     Raises:
-        ValueError: A shape, a device or the number of heads does not fit, or on a CPU a block is
-            past the pool.
+        ValueError: A shape, a device, the number of heads or of new tokens does not fit, or on a
+            CPU a block is past the pool.
         TypeError: A dtype is not accepted; `q`, `k` and `v` have the same one.
 
-    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3; by channel,
+    Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 3.
     """
     given = {**locals()}
-    num_seqs, _, _ = shape_of(q, "q", 3)
+    num_seqs, *num_new, _, key_dim = shape_of(q, "q", 3, 4)
     expect_tensor(state_indices, "state_indices", (num_seqs,), INT32, q.device)
     _expect_rule(q, k, v, g, beta, ssm_state, out)
+    expect_new_tokens(num_new, "q")
     expect_step(state_indices, ssm_state)
-    given["scale"] = k.shape[2] ** -0.5 if scale is None else scale
+    if checkpoint_indices is not None:
+        expect_draft((num_seqs, *num_new), checkpoint_indices, state_indices, ssm_state)
+    given["scale"] = key_dim**-0.5 if scale is None else scale
     return implementation(gated_delta_rule_update, runs_on_triton(q))(**given)
 
 
@@ -143,19 +161,21 @@ def _expect_rule(
     out: Tensor | None,
 ) -> None:
     """Check what a prompt and a decode step have in common."""
-    (num_rows, num_heads, key_dim), device = shape_of(q, "q", 3), q.device
-    _, num_value_heads, value_dim = shape_of(v, "v", 3)
+    (*tokens, num_heads, key_dim), device = shape_of(q, "q", 3, 4), q.device
+    *_, num_value_heads, value_dim = shape_of(v, "v", q.dim())
     num_blocks, _, _, _ = shape_of(ssm_state, "ssm_state", 4)
     pool = (num_blocks, num_value_heads, key_dim, value_dim)
-    expect_tensor(q, "q", (num_rows, num_heads, key_dim), FLOATS, device)
-    expect_tensor(k, "k", (num_rows, num_heads, key_dim), (q.dtype,), device)
-    expect_tensor(v, "v", (num_rows, num_value_heads, value_dim), (q.dtype,), device)
-    expect_tensor(g, "g", (num_rows, num_value_heads), FLOATS, device)
-    expect_tensor(beta, "beta", (num_rows, num_value_heads), FLOATS, device)
+    gates = (*tokens, num_value_heads)
+    by_channel = len(shape_of(g, "g", q.dim() - 1, q.dim())) == q.dim()
+    expect_tensor(q, "q", (*tokens, num_heads, key_dim), FLOATS, device)
+    expect_tensor(k, "k", (*tokens, num_heads, key_dim), (q.dtype,), device)
+    expect_tensor(v, "v", (*gates, value_dim), (q.dtype,), device)
+    expect_tensor(g, "g", (*gates, key_dim) if by_channel else gates, FLOATS, device)
+    expect_tensor(beta, "beta", gates, FLOATS, device)
     expect_tensor(ssm_state, "ssm_state", pool, FLOATS, device)
     expect_own_memory(ssm_state, "ssm_state")
     if out is not None:
-        expect_tensor(out, "out", (num_rows, num_value_heads, value_dim), (v.dtype,), device)
+        expect_tensor(out, "out", (*gates, value_dim), (v.dtype,), device)
         expect_own_memory(out, "out")
     if num_heads == 0 or num_value_heads % num_heads:
         expect(False, "v", f"a multiple of the {num_heads} heads of q", num_value_heads)

@@ -15,7 +15,7 @@ def gated_delta_rule(
     q: Float[Tensor, "num_tokens num_heads head_k_dim"],
     k: Float[Tensor, "num_tokens num_heads head_k_dim"],
     v: Float[Tensor, "num_tokens num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_tokens num_value_heads"],
+    g: Float[Tensor, "num_tokens num_value_heads *head_k_dim"],
     beta: Float[Tensor, "num_tokens num_value_heads"],
     ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
     state_indices: Int32[Tensor, " num_seqs"],
@@ -29,8 +29,10 @@ def gated_delta_rule(
 ) -> Float[Tensor, "num_tokens num_value_heads head_v_dim"]:
     """See `blockstride.kernels.gated_delta_rule`; the paper's state is `S` transposed.
 
-    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3.
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 3; by channel,
+    Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 3.
     """
+    g = g if g.dim() == 3 else rearrange(g, "t h -> t h 1")
     if qk_l2norm:
         q, k = (row / torch.sqrt(reduce(row**2, "t h k -> t h 1", "sum") + 1e-6) for row in (q, k))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
@@ -41,7 +43,7 @@ def gated_delta_rule(
         ssm_state, state_indices, query_start_loc, has_initial_state,
         checkpoint_tokens, checkpoint_indices,
     ):  # fmt: skip
-        decayed = rearrange(torch.exp(g[t]), "h -> h 1 1") * S
+        decayed = rearrange(torch.exp(g[t]), "h k -> h k 1") * S
         held = einsum(k[t], decayed, "h k, h k v -> h v")
         S[:] = decayed + einsum(k[t], beta[t], v[t] - held, "h k, h, h v -> h k v")
         o[t] = einsum(q[t], S, "h k, h k v -> h v")
@@ -49,19 +51,31 @@ def gated_delta_rule(
 
 
 def gated_delta_rule_update(
-    q: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    k: Float[Tensor, "num_seqs num_heads head_k_dim"],
-    v: Float[Tensor, "num_seqs num_value_heads head_v_dim"],
-    g: Float[Tensor, "num_seqs num_value_heads"],
-    beta: Float[Tensor, "num_seqs num_value_heads"],
+    q: Float[Tensor, "num_seqs *num_new num_heads head_k_dim"],
+    k: Float[Tensor, "num_seqs *num_new num_heads head_k_dim"],
+    v: Float[Tensor, "num_seqs *num_new num_value_heads head_v_dim"],
+    g: Float[Tensor, "num_seqs *num_new_and_gates"],
+    beta: Float[Tensor, "num_seqs *num_new num_value_heads"],
     ssm_state: Float[Tensor, "num_blocks num_value_heads head_k_dim head_v_dim"],
     state_indices: Int32[Tensor, " num_seqs"],
     *,
     scale: float | None = None,
     qk_l2norm: bool = False,
-) -> Float[Tensor, "num_seqs num_value_heads head_v_dim"]:
-    """See `blockstride.kernels.gated_delta_rule_update`: the rule over prompts of one token."""
-    return gated_delta_rule(
-        q, k, v, g, beta, ssm_state, **new_tokens(state_indices, num_new=1),
-        scale=scale, qk_l2norm=qk_l2norm,
-    )  # fmt: skip
+    checkpoint_indices: Int32[Tensor, "num_seqs *num_new"] | None = None,
+) -> Float[Tensor, "num_seqs *num_new num_value_heads head_v_dim"]:
+    """See `blockstride.kernels.gated_delta_rule_update`: the rule over very short prompts."""
+    num_new, pool = v.shape[1] if v.dim() == 4 else 1, ssm_state
+    given = (q, k, v, g, beta)
+    q, k, rows, g, beta = (x.flatten(0, 1) for x in given) if v.dim() == 4 else given
+    prompts = new_tokens(state_indices, num_new)
+    if checkpoint_indices is not None:
+        # what is read stays as it is: copies behind the pool are advanced
+        copies = len(pool) + torch.arange(len(state_indices)).to(state_indices)
+        prompts["state_indices"] = torch.where(state_indices > 0, copies, 0)
+        prompts["checkpoint_tokens"] = torch.arange(len(rows)).to(state_indices)
+        prompts["checkpoint_indices"] = checkpoint_indices.flatten()
+        pool = torch.cat([pool, pool[state_indices]])
+    o = gated_delta_rule(q, k, rows, g, beta, pool, **prompts, scale=scale, qk_l2norm=qk_l2norm)
+    if checkpoint_indices is not None:
+        ssm_state.copy_(pool[: len(ssm_state)])
+    return o.view(v.shape)

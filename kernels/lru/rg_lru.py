@@ -7,16 +7,13 @@ from blockstride.checks import (
     FLOAT32,
     FLOATS,
     INT32,
-    checks_are_full,
-    expect,
-    expect_ids,
     expect_own_memory,
     expect_tensor,
     shape_of,
 )
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
 from blockstride.kernels.common.recurrence import expect_new_tokens
-from blockstride.kernels.common.sequences import expect_prompts, expect_step
+from blockstride.kernels.common.sequences import expect_draft, expect_prompts, expect_step
 
 
 def rg_lru(
@@ -146,10 +143,7 @@ def rg_lru_update(
     expect_new_tokens(num_new)
     expect_step(state_indices, ssm_state)
     if checkpoint_indices is not None:
-        tokens = (num_seqs, *num_new)
-        expect_tensor(checkpoint_indices, "checkpoint_indices", tokens, INT32, x.device)
-        if checks_are_full():
-            _expect_own_blocks(checkpoint_indices, state_indices, ssm_state)
+        expect_draft((num_seqs, *num_new), checkpoint_indices, state_indices, ssm_state)
     return implementation(rg_lru_update, runs_on_triton(x))(**given)
 
 
@@ -182,13 +176,3 @@ def _expect_unit(
     if out is not None:
         expect_tensor(out, "out", rows, (x.dtype,), device)
         expect_own_memory(out, "out")
-
-
-def _expect_own_blocks(kept: Tensor, state_indices: Tensor, pool: Tensor) -> None:
-    """Raise if a token's block is past the pool, another token's, or another sequence's."""
-    expect_ids(kept, "checkpoint_indices", pool.shape[0], distinct=True)
-    blocks = state_indices.tolist()
-    by_sequence = kept if kept.dim() == 2 else kept[:, None]
-    for own, written in zip(blocks, by_sequence.tolist(), strict=True):
-        shared = [block for block in written if block > 0 and block != own and block in blocks]
-        expect(not shared, "checkpoint_indices", "no block of another sequence", shared)

@@ -228,14 +228,14 @@ def step(
     return inputs | {"out": torch.zeros_like(inputs["x" if "x" in inputs else "v"])}
 
 
-def draft(lengths: Sequence[int]) -> Arguments:
+def draft(make: Callable[..., Arguments], lengths: Sequence[int], **options: Any) -> Arguments:
     """Three new tokens a sequence, each of whose states is kept, the first one's in place."""
-    inputs = step(UNIT, lengths, num_new=3)
+    inputs = step(make, lengths, num_new=3, **options)
     num_seqs = len(lengths)
     kept = torch.arange(3 * num_seqs, dtype=torch.int32).view(num_seqs, 3) + num_seqs + 2
     kept[:, 0] = inputs["state_indices"]
     kept[:1, 1:2] = 0
-    pool = torch.randn(4 * num_seqs + 2, 24)
+    pool = torch.randn(4 * num_seqs + 2, *inputs["ssm_state"].shape[1:])
     return inputs | {"checkpoint_indices": kept, "ssm_state": pool}
 
 
@@ -288,6 +288,7 @@ MAMBA_1 = partial(recurrences.selective, dim=24)
 MAMBA_2 = partial(recurrences.ssd, num_heads=6, num_groups=3, head_dim=20)
 RULE = partial(recurrences.delta, num_heads=3, num_value_heads=6)
 UNIT = partial(recurrences.real_gated, dim=24)
+BY_CHANNEL = partial(RULE, by_channel=True)
 
 # public function -> its calls; the first is the plain one
 CALLS: dict[str, dict[str, Call]] = {
@@ -306,9 +307,17 @@ CALLS: dict[str, dict[str, Call]] = {
     "copy_runs": {"": Call(kernels.copy_runs, copy_runs, dense=("source", "destination"))},
     "copy_state": {"": Call(kernels.copy_state, copy_state, dense=("pages",))},
     "expert_mlp": {"": Call(kernels.expert_mlp, expert_mlp, tolerance=1e-6)},
-    "gated_delta_rule": {"": Call(kernels.gated_delta_rule, partial(scan, RULE), tolerance=1e-5)},
+    "gated_delta_rule": {
+        "": Call(kernels.gated_delta_rule, partial(scan, RULE), tolerance=1e-5),
+        "by channel": Call(kernels.gated_delta_rule, partial(scan, BY_CHANNEL), tolerance=1e-5),
+    },
     "gated_delta_rule_update": {
-        "": Call(kernels.gated_delta_rule_update, partial(step, RULE, num_new=None), tolerance=1e-6)
+        "": Call(
+            kernels.gated_delta_rule_update, partial(step, RULE, num_new=None), tolerance=1e-6
+        ),
+        "by channel": Call(
+            kernels.gated_delta_rule_update, partial(draft, BY_CHANNEL), tolerance=1e-6
+        ),
     },
     "kv_cache_update": {"": Call(kernels.kv_cache_update, kv_cache_update)},
     "linear": {
@@ -337,7 +346,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "rg_lru": {"": Call(kernels.rg_lru, partial(scan, UNIT))},
     "rg_lru_update": {
         "": Call(kernels.rg_lru_update, partial(step, UNIT, num_new=3)),
-        "of a draft": Call(kernels.rg_lru_update, draft),
+        "of a draft": Call(kernels.rg_lru_update, partial(draft, UNIT)),
     },
     "rms_norm": {
         "": Call(kernels.rms_norm, rms_norm),

@@ -15,8 +15,6 @@ NAN, INF = float("nan"), float("inf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 EXACT: Tolerance = {"rtol": 0.0, "atol": 0.0}
-# torch's products sum in an order of their own
-CLOSE: Tolerance = {"rtol": 1e-5, "atol": 1e-5}
 
 # what has an entry for each token, and what only prompts have
 BY_TOKEN = (
@@ -120,17 +118,18 @@ def ssd(
 
 def delta(
     lengths=(5, 0, 1, 70), num_heads=2, num_value_heads=4, key_dim=16, value_dim=24, dtype=F32,
-    state_dtype=F32, initial=True, qk_l2norm=True, scale: float | None = 0.3,
+    state_dtype=F32, initial=True, qk_l2norm=True, scale: float | None = 0.3, by_channel=False,
 ) -> Arguments:  # fmt: skip
-    """Prompts of these lengths for the gated delta rule."""
+    """Prompts of these lengths for the gated delta rule, with gates of heads or of channels."""
     num_tokens = sum(lengths)
+    gates = (num_value_heads, key_dim) if by_channel else (num_value_heads,)
     wide = torch.randn(num_tokens, 2, num_heads, key_dim + 3)[..., :key_dim]
     wide = (wide if qk_l2norm else normalize(wide, dim=-1)).to(dtype)
     return {
         "q": wide[:, 0],
         "k": wide[:, 1],
         "v": torch.randn(num_tokens, num_value_heads, value_dim).to(dtype),
-        "g": -torch.rand(num_tokens, num_value_heads),
+        "g": -torch.rand(num_tokens, *gates),
         "beta": torch.rand(num_tokens, num_value_heads).to(dtype),
         **in_pool(lengths, (num_value_heads, key_dim, value_dim), state_dtype, initial),
         "qk_l2norm": qk_l2norm,

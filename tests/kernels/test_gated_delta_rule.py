@@ -1,3 +1,4 @@
+import re
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from blockstride.kernels.delta import reference
 from tests.kernels.recurrences import (
     BF16,
     DTYPE_ROWS,
+    INF,
     PROMPT_ROWS,
     Arguments,
     delta,
@@ -21,6 +23,10 @@ ROWS: dict[str, Arguments] = {
     **DTYPE_ROWS,
     "given-unit-length": {"qk_l2norm": False},
     "one-head": {"num_heads": 1},
+    "by-channel": {"by_channel": True},
+    "by-channel-bf16": {"by_channel": True, "dtype": BF16},
+    "by-channel-given-unit-length": {"by_channel": True, "qk_l2norm": False},
+    "by-channel-a-value-head-a-head": {"by_channel": True, "num_heads": 4},
 }
 
 
@@ -72,6 +78,24 @@ def test_checkpoints_hold_the_states_that_the_rule_passes(assert_follows):
     assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs)
 
 
+def test_a_draft_follows_the_rule(assert_follows):
+    inputs = step_of(delta, num_new=2, by_channel=True)
+    inputs["checkpoint_indices"] = torch.tensor([[6, 7], [0, 3], [-1, 8]], dtype=torch.int32)
+    assert_follows(gated_delta_rule_update, reference.gated_delta_rule_update, inputs)
+
+
+@pytest.mark.parametrize("gate", [-1e-6, -1.0, -1600.0, -INF])
+@pytest.mark.parametrize("every", [1, 3])
+def test_gates_of_channels_at_their_extremes_neither_overflow_nor_vanish(
+    gate, every, assert_follows
+):
+    """A running sum that some gates made large, or infinite, must not swallow the others."""
+    inputs = delta(lengths=(70, 3), by_channel=True)
+    inputs["g"][1::2, :, ::every] = gate
+    keep(inputs, (40, 9), (63, 10))
+    assert_follows(gated_delta_rule, reference.gated_delta_rule, inputs)
+
+
 BAD = {
     "q": (torch.zeros(76, 2, 17), ValueError),
     "k": (torch.zeros(76, 2, 16, dtype=BF16), TypeError),
@@ -103,3 +127,33 @@ def test_a_wrong_argument_is_named(name):
 def test_value_heads_must_share_heads_evenly():
     with pytest.raises(ValueError, match=r"^v: expected a multiple of the 3 heads of q, got 4"):
         gated_delta_rule(**delta(num_heads=3))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("g", "got"),
+    [((76, 4, 15), "(76, 4, 15)"), ((76,), "(76,)"), ((76, 4, 16, 1), "(76, 4, 16, 1)")],
+)
+def test_gates_are_those_of_heads_or_of_all_their_channels(g, got):
+    with pytest.raises(ValueError, match=rf"^g: expected .*, got shape {re.escape(got)}"):
+        gated_delta_rule(**delta() | Arguments(g=torch.zeros(g)))
+
+
+WRONG_STEPS = {
+    "checkpoint_indices": (torch.zeros(3, dtype=torch.int32), "shape (3, 2), got shape (3,)"),
+    "g": (torch.zeros(3, 4), "3 or 4 axes, got shape (3, 4)"),
+    "out": (torch.zeros(3, 4, 24), "shape (3, 2, 4, 24), got shape (3, 4, 24)"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", WRONG_STEPS)
+def test_a_wrong_argument_of_a_step_is_named(name):
+    value, message = WRONG_STEPS[name]
+    with pytest.raises(ValueError, match=re.escape(f"{name}: expected {message}")):
+        gated_delta_rule_update(**step_of(delta, num_new=2) | Arguments({name: value}))
+
+
+def test_a_step_of_more_tokens_than_eight_is_refused():
+    with pytest.raises(ValueError, match=r"^q: expected 1 to 8 new tokens a sequence, got \[9\]"):
+        gated_delta_rule_update(**step_of(delta, num_new=9))

@@ -15,7 +15,6 @@ from blockstride.kernels.mamba2 import reference as mamba2
 from tests.kernels.prompt_laws import *  # noqa: F403
 from tests.kernels.recurrences import (
     BF16,
-    CLOSE,
     F32,
     Recurrence,
     delta,
@@ -28,6 +27,10 @@ from tests.kernels.recurrences import (
 )
 from tests.kernels.step_laws import *  # noqa: F403
 
+GATES: dict[str, dict[str, Any]] = {
+    "by-head": {},
+    "by-channel": {"by_channel": True, "value_dim": 80},
+}
 SCANS = (
     {
         # the channels fill a part of a vector's lanes, all, one part more, and all twice
@@ -59,14 +62,14 @@ SCANS = (
         for dim in (24, 128)
     }
     | {
-        "gated_delta_rule": Recurrence(
+        # gates of heads and of channels, the columns of values a part of a vector's lanes and more
+        f"gated_delta_rule-{gates}": Recurrence(
             kernels.gated_delta_rule,
             by_rule.gated_delta_rule,
-            delta,
+            partial(delta, **options),
             ("v",),
-            {"rtol": 1e-4, "atol": 1e-5},
-            CLOSE,
-        ),
+        )
+        for gates, options in GATES.items()
     }
 )
 SEVERAL = {
@@ -88,6 +91,12 @@ SEVERAL = {
         partial(step_of, real_gated, num_new=3, dim=72),
         ("x", "z", "recurrence_gate", "input_gate"),
     ),
+    "gated_delta_rule_update": Recurrence(
+        kernels.gated_delta_rule_update,
+        by_rule.gated_delta_rule_update,
+        partial(step_of, delta, num_new=3),
+        ("v",),
+    ),
 }
 STEPS = (
     SEVERAL
@@ -107,17 +116,14 @@ STEPS = (
         for head_dim in (80, 24)
     }
     | {
-        "gated_delta_rule_update": Recurrence(
-            kernels.gated_delta_rule_update,
-            by_rule.gated_delta_rule_update,
-            partial(step_of, delta),
-            ("v",),
-            in_company=CLOSE,
-        ),
+        f"gated_delta_rule_update-one-token-{gates}": SEVERAL["gated_delta_rule_update"]._replace(
+            make=partial(step_of, delta, **options)
+        )
+        for gates, options in GATES.items()
     }
 )
 
-DRAFTS = {"rg_lru_update": SEVERAL["rg_lru_update"]}
+DRAFTS = {name: SEVERAL[name] for name in ("rg_lru_update", "gated_delta_rule_update")}
 
 scan, step, several, draft = each(SCANS), each(STEPS), each(SEVERAL), each(DRAFTS)
 

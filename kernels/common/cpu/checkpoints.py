@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,54 +52,3 @@ def _reached(checkpoint_tokens: Tensor, query_start_loc: Tensor | None, is_live:
     # past the last sequence there is one more, which is not live
     sequence = torch.searchsorted(query_start_loc, checkpoint_tokens, right=True) - 1
     return torch.cat([is_live, is_live.new_zeros(1)])[sequence.clamp(max=num_seqs)]
-
-
-class LiveSequence(NamedTuple):
-    """A sequence that has a state and tokens.
-
-    Attributes:
-        number: Which of the batch it is.
-        block: Its state block.
-        tokens: Its rows of the step.
-        checkpoints: Rows after which the state is kept, and the block of each.
-    """
-
-    number: int
-    block: int
-    tokens: range
-    checkpoints: list[tuple[int, int]]
-
-    def chunks(self, size: int) -> Iterator[slice]:
-        """Its rows, so many at a time."""
-        for start in self.tokens[::size]:
-            yield slice(start, min(start + size, self.tokens.stop))
-
-    def checkpoints_in(self, rows: slice) -> Iterator[tuple[int, int]]:
-        """Those of its checkpoints that lie in some rows."""
-        return ((t, block) for t, block in self.checkpoints if rows.start <= t < rows.stop)
-
-
-def live_sequences(
-    state_indices: Tensor,
-    query_start_loc: Tensor,
-    checkpoint_tokens: Tensor | None,
-    checkpoint_indices: Tensor | None,
-) -> Iterator[LiveSequence]:
-    """The sequences of a step that are not padding and not empty.
-
-    Args:
-        state_indices: State block of each sequence.
-        query_start_loc: Prefix sum of the sequences' lengths.
-        checkpoint_tokens: Rows of the step, ascending.
-        checkpoint_indices: State block of each of them.
-    """
-    kept: list[tuple[int, int]] = []
-    if checkpoint_tokens is not None and checkpoint_indices is not None:
-        pairs = zip(checkpoint_tokens.tolist(), checkpoint_indices.tolist(), strict=True)
-        kept = [(token, block) for token, block in pairs if block > 0]
-    starts, blocks = query_start_loc.tolist(), state_indices.tolist()
-    for number, block in enumerate(blocks):
-        tokens = range(starts[number], starts[number + 1])
-        if block > 0 and len(tokens) > 0:
-            inside = [(token, target) for token, target in kept if token in tokens]
-            yield LiveSequence(number, block, tokens, inside)

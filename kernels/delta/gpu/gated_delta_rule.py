@@ -6,9 +6,13 @@ Token by token the rule is `state *= exp(g)`, `change = beta * (v - k @ state)`,
 the sequence's chunks: five products a chunk, the state never leaving its registers.
 
 Bytes per token and value head: q, k, v, and two rows of 64 read, the output written; q and k again
-for each tile of value columns. Source: Yang et al., "Gated Delta Networks", 3.3; the chunks are
-those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 3.
+for each tile of value columns. Gates of channels cost three rows of keys more, written by the first
+launch: queries and keys as a state before the chunk sees them, and keys as the one after it does.
+Source: Yang et al., "Gated Delta Networks", 3.3; the chunks are those of Yang et al.,
+"Parallelizing Linear Transformers with the Delta Rule", 3.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -23,14 +27,12 @@ from blockstride.kernels.common.gpu.launching import (
     index_dtype,
     next_power_of_2,
 )
-from blockstride.kernels.common.gpu.rows import load_rows, store_rows
-from blockstride.kernels.common.gpu.sequence_chunks import count_below, end_of, num_slots
+from blockstride.kernels.common.gpu.rows import store_rows
+from blockstride.kernels.common.gpu.sequence_chunks import end_of, num_slots
 from blockstride.kernels.common.gpu.state_blocks import load_block
-from blockstride.kernels.delta.gpu.gated_delta_chunks import (
-    gated_delta_chunk_kernel,
-    load_decays,
-    load_keys,
-)
+from blockstride.kernels.delta.gpu.channel_checkpoints import channel_checkpoint_kernel
+from blockstride.kernels.delta.gpu.chunk_states import advance_chunk
+from blockstride.kernels.delta.gpu.gated_delta_chunks import gated_delta_chunk_kernel
 
 # the least extent of a product on a tensor core
 LEAST = 16
@@ -39,58 +41,24 @@ VALUE_COLUMNS = 32
 
 
 @triton.jit
-def state_after(
-    state, k, change, high, low, row, offs_t, PRECISION: tl.constexpr
+def store_padding(
+    out_ptr, start, stop, offs_t, offs_v, stride_token, stride_dim, VALUE_DIM: tl.constexpr
 ):  # fmt: skip
-    """The state after token `row` of a chunk, from the one before the chunk and the changes."""
-    is_row = offs_t == row
-    high_row = tl.sum(tl.where(is_row, high, 0.0))
-    low_row = tl.sum(tl.where(is_row, low, 0.0))
-    log_decay = (high_row - high) + (low_row - low)
-    weight = tl.math.exp2(tl.where(offs_t <= row, log_decay, float("-inf")))
-    weighted = (k.to(tl.float32) * weight[:, None]).to(k.dtype)
-    state *= tl.math.exp2(high_row + low_row)
-    return tl.dot(weighted.T, change, state, input_precision=PRECISION)
-
-
-@triton.jit
-def keep_states(
-    state, k, change, high, low, checkpoint_tokens_ptr, checkpoint_indices_ptr, num_checkpoints,
-    first, end, states_ptr, mask, stride_state_block, offs_t, PRECISION: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Write the state after each checkpoint of a chunk to its block, from the one before it."""
-    if checkpoint_tokens_ptr is not None:
-        checkpoint = count_below(checkpoint_tokens_ptr, num_checkpoints, first)
-        last = count_below(checkpoint_tokens_ptr, num_checkpoints, end)
-        for index in tl.range(checkpoint, last):
-            row = tl.load(checkpoint_tokens_ptr + index) - first
-            target = tl.load(checkpoint_indices_ptr + index).to(tl.int64)
-            if NUM_BLOCKS is not None:
-                tl.device_assert(target < NUM_BLOCKS, "checkpoint_indices: a block past the pool")
-            kept = state_after(state, k, change, high, low, row, offs_t, PRECISION)
-            kept = kept.to(states_ptr.dtype.element_ty)
-            tl.store(states_ptr + target * stride_state_block, kept, mask=mask & (target > 0))
-
-
-@triton.jit
-def correct(
-    state, q, k, v, beta, decay, solved, scores, scale, PRECISION: tl.constexpr
-):  # fmt: skip
-    """What a chunk's tokens change in the state, each by its key, and their outputs."""
-    narrow = state.to(k.dtype)
-    predicted = decay * tl.dot(k, narrow, input_precision=PRECISION)
-    error = beta.to(tl.float32)[:, None] * (v.to(tl.float32) - predicted)
-    change = tl.dot(solved, error.to(k.dtype), input_precision=PRECISION).to(k.dtype)
-    y = (decay * scale) * tl.dot(q, narrow, input_precision=PRECISION)
-    return change, tl.dot(scores, change, y, input_precision=PRECISION)
+    """Write zeros for all tokens of a sequence that is padding."""
+    zeros = tl.zeros([offs_t.shape[0], offs_v.shape[0]], tl.float32)
+    for first in tl.range(start, stop, offs_t.shape[0]):
+        tokens = (first + offs_t).to(tl.int64)
+        store_rows(
+            zeros, out_ptr, tokens, offs_v, tokens < stop, stride_token, stride_dim, VALUE_DIM
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs", "num_checkpoints"])
 def gated_delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr,
     state_indices_ptr, query_start_loc_ptr, has_initial_state_ptr,
-    checkpoint_tokens_ptr, checkpoint_indices_ptr, inverse_ptr, scores_ptr, out_ptr,
+    checkpoint_tokens_ptr, checkpoint_indices_ptr,
+    inverse_ptr, scores_ptr, decayed_ptr, passed_ptr, kept_ptr, kept_passed_ptr, out_ptr,
     # sizes
     num_seqs, num_tokens, num_checkpoints, scale,
     # strides, in elements
@@ -120,12 +88,9 @@ def gated_delta_rule_kernel(
     offs_v = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
     out_ptr += wide_head * stride_out_head
     if block <= 0:
-        for first in tl.range(start, stop, CHUNK):
-            tokens, zeros = (first + offs_t).to(tl.int64), tl.zeros([CHUNK, BLOCK_V], tl.float32)
-            store_rows(
-                zeros, out_ptr, tokens, offs_v, tokens < stop, stride_out_token, stride_out_dim,
-                VALUE_DIM,
-            )  # fmt: skip
+        store_padding(
+            out_ptr, start, stop, offs_t, offs_v, stride_out_token, stride_out_dim, VALUE_DIM
+        )  # fmt: skip
         return
 
     q_ptr += head * stride_q_head
@@ -141,30 +106,17 @@ def gated_delta_rule_kernel(
     is_initial = tl.load(has_initial_state_ptr + sequence)
     state = tl.load(page_ptr + inner, mask=mask_state & is_initial, other=0.0).to(tl.float32)
     slot = (start // CHUNK + sequence).to(tl.int64)
-    square = offs_t[:, None] * CHUNK + offs_t[None, :]
     for first in tl.range(start, stop, CHUNK):
-        mask_t = first + offs_t < stop
-        tokens = (first + offs_t).to(tl.int64)
-        k = load_keys(k_ptr, tokens, offs_k, mask_t, stride_k_token, stride_k_dim, KEY_DIM, L2_NORM)
-        q = load_keys(q_ptr, tokens, offs_k, mask_t, stride_q_token, stride_q_dim, KEY_DIM, L2_NORM)
-        v = load_rows(v_ptr, tokens, offs_v, mask_t, stride_v_token, stride_v_dim, VALUE_DIM)
-        beta = tl.load(beta_ptr + tokens * stride_beta_token, mask=mask_t, other=0.0)
-        high, low = load_decays(g_ptr, tokens, mask_t, stride_g_token)
-        decay = tl.math.exp2(high + low)[:, None]
-        matrix = (slot * NUM_VALUE_HEADS + value_head) * (CHUNK * CHUNK)
-        solved = tl.load(inverse_ptr + matrix + square)
-        scores = tl.load(scores_ptr + matrix + square)
-        change, y = correct(state, q, k, v, beta, decay, solved, scores, scale, PRECISION)
-        store_rows(
-            y, out_ptr, tokens, offs_v, mask_t, stride_out_token, stride_out_dim, VALUE_DIM
+        state = advance_chunk(
+            state, q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, ssm_state_ptr + inner,
+            checkpoint_tokens_ptr, checkpoint_indices_ptr, inverse_ptr, scores_ptr, decayed_ptr,
+            passed_ptr, kept_ptr, kept_passed_ptr, out_ptr, first, stop,
+            slot * NUM_VALUE_HEADS + value_head, wide_head, num_tokens, num_checkpoints, scale,
+            offs_t, offs_k, offs_v, mask_state, stride_q_token, stride_q_dim, stride_k_token,
+            stride_k_dim, stride_v_token, stride_v_dim, stride_g_token, stride_beta_token,
+            stride_state_block, stride_out_token, stride_out_dim,
+            NUM_VALUE_HEADS, KEY_DIM, VALUE_DIM, L2_NORM, PRECISION, CHUNK, NUM_BLOCKS,
         )  # fmt: skip
-        end = tl.minimum(first + CHUNK, stop)
-        keep_states(
-            state, k, change, high, low, checkpoint_tokens_ptr, checkpoint_indices_ptr,
-            num_checkpoints, first, end, ssm_state_ptr + inner, mask_state,
-            stride_state_block, offs_t, PRECISION, NUM_BLOCKS,
-        )  # fmt: skip
-        state = state_after(state, k, change, high, low, end - first - 1, offs_t, PRECISION)
         slot += 1
     tl.store(page_ptr + inner, state.to(ssm_state_ptr.dtype.element_ty), mask=mask_state)
 
@@ -215,10 +167,18 @@ def gated_delta_rule(
         "num_warps": 8,
         "enable_fp_fusion": True,
     }
+    decayed, passed, kept = None, None, (None, None)
+    if g.dim() == 3:
+        decayed = k.new_empty((3, num_tokens, num_value_heads, key_dim))
+        passed = g.new_empty((slots, num_value_heads, key_dim), dtype=torch.float32)
+        kept = _keys_at_checkpoints(
+            k, g, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices, meta
+        )
     gated_delta_chunk_kernel[(num_value_heads * slots,)](
         q, k, g, beta, state_indices, query_start_loc, inverses, scores,
-        num_seqs, scale,
-        *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
+        decayed, passed, num_seqs, num_tokens, scale,
+        *q.stride(), *k.stride(), *g.stride(), *(0,) * (3 - g.dim()), *beta.stride(),
+        LEVELS=chunk.bit_length() - 1,
         # products of ten bits are enough for what is kept in eight
         INVERSE_PRECISION="tf32" if is_cuda and k.dtype == torch.bfloat16 else precision,
         **meta,
@@ -228,11 +188,38 @@ def gated_delta_rule(
     programs = -(-value_dim // block_v) * num_value_heads * (num_seqs + 1)
     gated_delta_rule_kernel[(programs,)](
         q, k, v, g, beta, ssm_state, state_indices, query_start_loc, has_initial_state,
-        checkpoint_tokens, checkpoint_indices, inverses, scores, out,
+        checkpoint_tokens, checkpoint_indices, inverses, scores, decayed, passed, *kept, out,
         num_seqs, num_tokens,
         0 if checkpoint_tokens is None else checkpoint_tokens.shape[0], scale,
-        *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *ssm_state.stride(),
+        *q.stride(), *k.stride(), *v.stride(), *g.stride()[:2], *beta.stride(), *ssm_state.stride(),
         *out.stride(), VALUE_DIM=value_dim, INDEX=index_dtype(2, ssm_state), BLOCK_V=block_v,
         num_stages=1, **meta, **assertions(NUM_BLOCKS=ssm_state.shape[0]),
     )  # fmt: skip
     return out
+
+
+def _keys_at_checkpoints(
+    k: Tensor,
+    g: Tensor,
+    state_indices: Tensor,
+    query_start_loc: Tensor,
+    checkpoint_tokens: Tensor | None,
+    checkpoint_indices: Tensor | None,
+    meta: dict[str, Any],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of each checkpoint its chunk's keys decayed up to it, and what is left of the state before.
+
+    `None` for both without checkpoints.
+    """
+    if checkpoint_tokens is None:
+        return None, None
+    (count,), (_, num_value_heads, key_dim) = checkpoint_tokens.shape, g.shape
+    keys = k.new_empty((count, num_value_heads, meta["CHUNK"], key_dim))
+    passed = g.new_empty((count, num_value_heads, key_dim), dtype=torch.float32)
+    if count > 0:
+        options = {name: value for name, value in meta.items() if name != "PRECISION"}
+        channel_checkpoint_kernel[(count * num_value_heads,)](
+            k, g, state_indices, query_start_loc, checkpoint_tokens, checkpoint_indices,
+            keys, passed, state_indices.shape[0], *k.stride(), *g.stride(), **options,
+        )  # fmt: skip
+    return keys, passed

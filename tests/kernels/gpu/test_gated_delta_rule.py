@@ -5,7 +5,16 @@ from support.budget import assert_follows
 from blockstride.kernels.common.dispatch import INTERPRET
 from blockstride.kernels.delta import reference
 from blockstride.kernels.delta.gpu import gated_delta_rule, gated_delta_rule_update
-from tests.kernels.recurrences import DTYPE_ROWS, PROMPT_ROWS, Arguments, delta, keep, step_of
+from tests.kernels.recurrences import (
+    BF16,
+    DTYPE_ROWS,
+    INF,
+    PROMPT_ROWS,
+    Arguments,
+    delta,
+    keep,
+    step_of,
+)
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -16,10 +25,16 @@ ROWS: dict[str, Arguments] = {
     "given-unit-length": {"qk_l2norm": False},
     "a-value-head-a-head": {"num_heads": 4},
     "one-head": {"num_heads": 1},
+    "by-channel": {"by_channel": True},
+    "by-channel-bf16": {"by_channel": True, "dtype": BF16},
+    "by-channel-given-unit-length": {"by_channel": True, "qk_l2norm": False},
+    "by-channel-a-value-head-a-head": {"by_channel": True, "num_heads": 4},
     "key_dim-7": {"key_dim": 7},
     "key_dim-100": {"key_dim": 100},
     "value_dim-1": {"value_dim": 1},
     "value_dim-72": {"value_dim": 72},
+    "by-channel-key_dim-7": {"by_channel": True, "key_dim": 7},
+    "by-channel-key_dim-100": {"by_channel": True, "key_dim": 100},
 }
 
 
@@ -75,3 +90,30 @@ def test_checkpoints_hold_the_states_that_the_rule_passes():
     inputs = delta(lengths=(3, 70))
     keep(inputs, *((3 + end, 4 + i) for i, end in enumerate((0, 62, 63, 64, 69))))
     check(inputs)
+
+
+@pytest.mark.parametrize("gate", [-1e-6, -50.0, -1600.0, -INF])
+@pytest.mark.parametrize("every", [1, 3])
+def test_gates_of_channels_at_their_extremes_neither_overflow_nor_vanish(gate, every):
+    """As a factor of each token, the decay of a chunk would be infinite or nothing."""
+    inputs = delta(lengths=(70, 3), num_heads=1, num_value_heads=2, by_channel=True)
+    inputs["g"][1::2, :, ::every] = gate
+    keep(inputs, (40, 9), (63, 10), (70, 11))
+    check(inputs)
+
+
+@pytest.mark.parametrize("length", [15, 16, 63, 64, 65, 200])
+def test_gates_of_channels_reach_across_chunks_of_any_length(length):
+    inputs = delta(lengths=(length,), num_heads=1, num_value_heads=1, by_channel=True)
+    inputs["g"] *= 0.1
+    keep(inputs, *((end, 4 + i) for i, end in enumerate((0, length // 2, length - 1))))
+    check(inputs)
+
+
+@pytest.mark.parametrize("by_channel", [False, True], ids=["by-head", "by-channel"])
+def test_a_draft_leaves_the_state_after_each_token_in_a_block_of_its_own(by_channel):
+    """One state is not kept, one goes where its sequence was read, and one sequence is padding."""
+    inputs = step_of(delta, num_new=3, by_channel=by_channel)
+    written = torch.tensor([[5, 0, 2], [3, 6, 7], [8, 9, 10]], dtype=torch.int32)
+    inputs["checkpoint_indices"], inputs["state_indices"][2] = written, 0
+    assert_follows(gated_delta_rule_update, reference.gated_delta_rule_update, inputs)

@@ -28,7 +28,7 @@ MANY_HEADS: dict[str, Any] = {
     "ssd_scan": partial(recurrences.ssd, num_heads=256),
     "ssd_state_update": partial(recurrences.ssd, num_heads=256),
     "gated_delta_rule": partial(recurrences.delta, num_value_heads=256),
-    "gated_delta_rule_update": partial(recurrences.delta, num_value_heads=256),
+    "gated_delta_rule_update": partial(recurrences.delta, num_value_heads=256, by_channel=True),
 }
 # products of torch, and lists as long as there are sequences
 LAUNCH_NOTHING = {"linear", "pack_experts", "pack_weight"}

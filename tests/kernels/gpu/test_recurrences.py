@@ -55,9 +55,16 @@ SCANS = (
             ("z",),
             {"rtol": 1e-4, "atol": 1e-4},
         ),
-        "gated_delta_rule": Recurrence(
-            gated_delta_rule, by_rule.gated_delta_rule, delta, ("v",), {"rtol": 1e-4, "atol": 1e-5}
-        ),
+    }
+    | {
+        f"gated_delta_rule-{gates}": Recurrence(
+            gated_delta_rule,
+            by_rule.gated_delta_rule,
+            partial(delta, by_channel=gates == "by-channel"),
+            ("v",),
+            {"rtol": 1e-4, "atol": 1e-5},
+        )
+        for gates in ("by-head", "by-channel")
     }
 )
 SEVERAL = {
@@ -79,6 +86,12 @@ SEVERAL = {
         partial(step_of, real_gated, num_new=3, dim=300),
         ("x", "z", "recurrence_gate", "input_gate"),
     ),
+    "gated_delta_rule_update": Recurrence(
+        gated_delta_rule_update,
+        by_rule.gated_delta_rule_update,
+        partial(step_of, delta, num_new=2, by_channel=True),
+        ("v",),
+    ),
 }
 STEPS = SEVERAL | {
     "selective_state_update-one-token": SEVERAL["selective_state_update"]._replace(
@@ -90,14 +103,11 @@ STEPS = SEVERAL | {
     "ssd_state_update-one-token": SEVERAL["ssd_state_update"]._replace(
         make=partial(step_of, ssd, head_dim=32)
     ),
-    "gated_delta_rule_update": Recurrence(
-        gated_delta_rule_update,
-        by_rule.gated_delta_rule_update,
-        partial(step_of, delta),
-        ("v",),
+    "gated_delta_rule_update-one-token": SEVERAL["gated_delta_rule_update"]._replace(
+        make=partial(step_of, delta)
     ),
 }
 
-DRAFTS = {"rg_lru_update": SEVERAL["rg_lru_update"]}
+DRAFTS = {name: SEVERAL[name] for name in ("rg_lru_update", "gated_delta_rule_update")}
 
 scan, step, several, draft = each(SCANS), each(STEPS), each(SEVERAL), each(DRAFTS)

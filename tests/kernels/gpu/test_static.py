@@ -17,7 +17,8 @@ TARGETS = tuple(os.environ.get("STATIC_TARGETS", "sm_90 gfx942").split())
 ONE_A_KERNEL = (
     "decode", "prefill", "prefill page 128", "cache write", "permute in place", "copy of runs",
     "conv prompt", "conv update", "scan", "scan in chunks with checkpoints", "state update",
-    "ssd scan with checkpoints", "ssd update", "delta rule", "delta rule update", "unpack state",
+    "ssd scan with checkpoints", "ssd update", "delta rule", "delta rule update",
+    "delta rule by channel with checkpoints", "unpack state",
     "rg-lru in chunks with checkpoints", "rg-lru update", "experts, 512 tokens", "rms norm gate",
     "gate and mul", "conv update DS",
 )  # fmt: skip
