@@ -1,0 +1,65 @@
+"""Families whose parts ranks share in ways of their own: their tokens are those of transformers."""
+
+import pytest
+
+from tests.models.distributed.deployments import (
+    all_blocks_are_free,
+    engine,
+    greedy,
+    tokens_of,
+    tokens_of_transformers,
+    until,
+)
+
+PROMPTS = ["a", "In the beginning", "x" * 47]
+FALCON = {"attention_bias": True, "mamba_proj_bias": True, "projectors_bias": True}
+ZAMBA = {
+    "use_shared_attention_adapter": True,
+    "use_mem_rope": True,
+    "add_bias_linear": True,
+    "num_mem_blocks": 2,
+    "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
+}
+NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group": 2}
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "config"),
+    [
+        (2, {"family": "mamba", "use_bias": True}),
+        (2, {"family": "falcon_mamba"}),
+        (4, {"family": "mamba2", "use_bias": True}),
+        # two groups of a norm, and two KV heads, among four ranks
+        (4, {"family": "nemotron_h", **NEMOTRON}),
+        (4, {"family": "falcon_h1", **FALCON, "mamba_rms_norm": True, "ssm_out_multiplier": 0.7}),
+        (2, {"family": "zamba2", **ZAMBA}),
+        (4, {"family": "zamba2", **ZAMBA}),
+    ],
+)
+def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, tp_size, config):
+    reference = make_reference(**config)
+    llm = deploy(reference.path, config=engine(tp_size=tp_size, prefill_chunk=32))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 10)
+    assert tokens_of(llm, PROMPTS, greedy(10)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "prefill", "decode"),
+    [
+        ({"family": "mamba"}, {"tp_size": 2}, {"layout": "BHLNC", "conv_order": "SD"}),
+        ({"family": "falcon_mamba"}, {}, {"tp_size": 2, "policy": "split"}),
+        ({"family": "mamba2", "n_groups": 1}, {}, {"tp_size": 2, "layout": "BHLNC"}),
+        ({"family": "nemotron_h"}, {"block_size": 32, "layout": "LBNHC"}, {"tp_size": 2}),
+        ({"family": "falcon_h1"}, {"tp_size": 2, "policy": "unified"}, {"block_size": 48}),
+        ({"family": "zamba2", **ZAMBA}, {"layout": "BHLNC"}, {"tp_size": 2, "block_size": 32}),
+    ],
+)
+def test_requests_are_handed_over_between_unequal_engines(
+    deploy, make_reference, config, prefill, decode
+):
+    reference = make_reference(**config)
+    llm = deploy(reference.path, prefill=engine(**prefill), decode=engine(**decode))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 10)
+    assert tokens_of(llm, PROMPTS, greedy(10)) == wanted
+    assert llm.reports()[1].transfers.requests == len(PROMPTS)
+    until(lambda: all_blocks_are_free(llm))
