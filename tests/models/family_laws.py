@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from blockstride.layouts import choose_block_size, plan_pools
-from blockstride.models import cache_specs
+from blockstride.models import SamplingParams, cache_specs
 from tests.models.conftest import Reference
-from tests.models.generations import all_logits, assert_close, generate, tokens
+from tests.models.generations import all_logits, assert_close, generate, make_engine, tokens
 
 VOCAB = 259
 COUNT = 60
@@ -76,6 +76,20 @@ class FamilyLaws:
         )
         assert got == answers
         assert engine.scheduler.num_preemptions == 0
+
+    def test_requests_that_are_preempted_give_the_same_tokens(self, reference, prompts, answers):
+        engine = make_engine(reference.path, prefill_chunk=50, poison=True)
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        requests = [engine.add_request(prompt, params) for prompt in prompts]
+        for step in range(1000):
+            if step in (2, 9, 15):
+                # in its prompt, and in its answer
+                engine.scheduler.preempt(engine.scheduler.running[step % 2])
+            engine.step()
+            if not engine.has_work:
+                break
+        assert engine.scheduler.num_preemptions == 3
+        assert [request.output_ids for request in requests] == [each[:20] for each in answers]
 
     def test_planning_shows_what_the_engine_binds(self, reference):
         _, engine = generate(reference.path, [[5]], 1)

@@ -12,7 +12,11 @@ from blockstride.models.loading import load_model
 
 def all_logits(path, ids, **config):
     """Our logits after every token of `ids`."""
-    engine = make_engine(path, **config)
+    return logits_of(make_engine(path, **config), ids)
+
+
+def logits_of(engine, ids):
+    """Those of an engine."""
     request = engine.add_request(ids, SamplingParams())
     rows = []
     while request.num_cached < len(ids):
