@@ -44,6 +44,7 @@ class StepBatch:
         query_start_loc: Prefix sum of the number of new tokens of each sequence.
         positions: Position of each new token in its sequence.
         seq_lens: Tokens of each sequence, the new ones included.
+        known_lens: Tokens of each sequence that are known, be it that they are computed later.
         has_initial_state: Whether a sequence has tokens before the new ones.
         tables: One for each cache group, in the order of the groups.
         logits_rows: New tokens after which a distribution is asked for.
@@ -60,6 +61,7 @@ class StepBatch:
     query_start_loc: Int32[Tensor, " num_seqs_plus_1"]
     positions: Int64[Tensor, " num_tokens"]
     seq_lens: Int32[Tensor, " num_seqs"]
+    known_lens: Int32[Tensor, " num_seqs"]
     has_initial_state: Bool[Tensor, " num_seqs"]
     tables: tuple[GroupTable, ...]
     logits_rows: Int64[Tensor, " num_rows"]
@@ -79,6 +81,7 @@ class StepBatch:
             query_start_loc=self.query_start_loc.to(device),
             positions=self.positions.to(device),
             seq_lens=self.seq_lens.to(device),
+            known_lens=self.known_lens.to(device),
             has_initial_state=self.has_initial_state.to(device),
             tables=tuple(table.to(device) for table in self.tables),
             logits_rows=self.logits_rows.to(device),

@@ -15,6 +15,7 @@ from blockstride.checks import expect
 from blockstride.dtypes import dtype_name
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint_files import expect_content, find_weights, read_json
+from blockstride.models.language_part import language_part
 from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors
 
 PLAIN = {"F64", "F32", "F16", "BF16"}
@@ -36,7 +37,7 @@ class Checkpoint:
 
     Attributes:
         path: The folder.
-        config: The parsed config.json.
+        config: The parsed config.json, of a model of several parts that of its language model.
         generation: The parsed generation_config.json; None where there is none.
         unread: Names of the tensors that nobody has asked for.
 
@@ -50,10 +51,12 @@ class Checkpoint:
         expect(is_path, "model", "the path of a checkpoint folder", repr(path), TypeError)
         self.path = Path(path)
         expect(self.path.is_dir(), "model", "a checkpoint folder", str(path))
-        self.config = read_json(self.path / "config.json")
+        whole = read_json(self.path / "config.json")
+        self.config = language_part(whole)
         generation = self.path / "generation_config.json"
         self.generation = read_json(generation) if generation.is_file() else None
-        expect_plain_config(self.path, self.config)
+        for config in (whole, self.config):
+            expect_plain_config(self.path, config)
         self._shards = find_weights(self.path)
         self.unread = set(self._shards)
 

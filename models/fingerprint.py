@@ -32,6 +32,8 @@ NO_BEARING = {
     # what the names and shapes of the tensors say, and configs in several ways
     *("attn_layer_indices", "head_dim", "block_types", "ssm_head_dim", "mamba_dt_rank"),
     *("num_key_value_heads", "tie_word_embeddings"),
+    # what families with windows say as the type of each layer
+    *("listed_types", "use_sliding_window", "max_window_layers"),
 }
 """Numbers of a config that change no token and no cache, or that tensors tell as well."""
 

@@ -18,12 +18,11 @@ from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.families import model_family
 from blockstride.models.families.family import named
+from blockstride.models.language_part import WHOLE, head_of, prefix_of
 from blockstride.models.modules import Branch, LayerWeights
 from blockstride.models.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
-
-HEAD = "lm_head.weight"
 
 
 class HybridModel:
@@ -64,7 +63,9 @@ class HybridModel:
         self.eos_token_ids = checkpoint.end_tokens()
         mixers = config.mixers(types or CacheTypes(kv=dtype, conv=dtype))
         self.mixers = named(mixers)
-        prefix = _one_of(config.prefix, checkpoint)
+        names, embeddings = set(checkpoint), _several(config.embedding)
+        prefix = prefix_of(names, _several(config.prefix), [f"{e}.weight" for e in embeddings])
+        self.head_name = head_of(names, prefix)
         weights = LayerWeights(checkpoint, prefix, dtype, self.device, self.parallel)
         self.embedding = self._embedding(weights)
         self.branches = [
@@ -74,17 +75,16 @@ class HybridModel:
         ]
         self.final_gain = config.gain(weights, config.final_norm)
         self.head = kernels.pack_weight(self._head(weights))
-        self._warn_of_unread(checkpoint.expect_all_known())
+        self._tell_unread(checkpoint.expect_all_known(), prefix)
         checkpoint.close()
 
     def _embedding(self, weights: LayerWeights) -> Tensor:
         """The embedding; a file whose head is the same may have that alone."""
-        config, names = self.config, self.config.embedding
-        names = (names,) if isinstance(names, str) else names
+        config, names = self.config, _several(self.config.embedding)
         name = weights.either(*(f"{name}.weight" for name in names))
         is_there = f"{weights.prefix}{name}" in weights.checkpoint
-        if config.tie_word_embeddings and not is_there and HEAD in weights.checkpoint:
-            weights, name = replace(weights, prefix=""), HEAD
+        if config.tie_word_embeddings and not is_there and self.head_name in weights.checkpoint:
+            weights, name = replace(weights, prefix=""), self.head_name
         return weights.tensor(name, config.vocab_size, config.hidden_size)
 
     def _head(self, weights: LayerWeights) -> Tensor:
@@ -92,17 +92,21 @@ class HybridModel:
         config = self.config
         share = self.parallel.uneven_share(config.vocab_size)
         tied = self.embedding[slice(*share)]
-        if config.tie_word_embeddings and HEAD not in weights.checkpoint:
+        if config.tie_word_embeddings and self.head_name not in weights.checkpoint:
             return tied
-        own = replace(weights, prefix="")
-        head = own.tensor(HEAD, config.vocab_size, config.hidden_size, part=Part(0, share))
+        own, sizes = replace(weights, prefix=""), (config.vocab_size, config.hidden_size)
+        head = own.tensor(self.head_name, *sizes, part=Part(0, share))
         # an outline has no values that could differ
         is_copy = config.tie_word_embeddings and (head.is_meta or torch.equal(head, tied))
         return tied if is_copy else head
 
-    def _warn_of_unread(self, names: Iterable[str]) -> None:
+    def _tell_unread(self, names: Iterable[str], prefix: str) -> None:
         # older files keep the frequencies of rotary positions, which follow from the config
-        unread = [name for name in names if not name.endswith("rotary_emb.inv_freq")]
+        unread = {name for name in names if not name.endswith("rotary_emb.inv_freq")}
+        if WHOLE in self.config.values:
+            others = {name for name in unread if not name.startswith(prefix)}
+            unread -= others
+            logger.info("%d tensors of other parts of the model are not read", len(others))
         if unread:
             kind = type(self.config).__name__
             logger.warning(
@@ -174,9 +178,6 @@ class HybridModel:
         return (total if multiplier == 1 else total.mul_(multiplier)), residual
 
 
-def _one_of(prefix: str | tuple[str, ...], names: Iterable[str]) -> str:
-    """The first of some prefixes that any name has; the first of all where none is."""
-    prefixes = (prefix,) if isinstance(prefix, str) else prefix
-    names = list(names)
-    has_any = (each for each in prefixes if any(name.startswith(each) for name in names))
-    return next(has_any, prefixes[0])
+def _several(name: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Names of which a file has one, where there may be one alone."""
+    return (name,) if isinstance(name, str) else name

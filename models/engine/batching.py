@@ -48,6 +48,7 @@ def make_batch(
         query_start_loc=_tensor(query_start_loc.astype(np.int32)),
         positions=_tensor(position),
         seq_lens=_tensor(ends.astype(np.int32)),
+        known_lens=_tensor(known.astype(np.int32)),
         has_initial_state=_tensor(starts > 0),
         tables=tables,
         logits_rows=_tensor(logits_rows),

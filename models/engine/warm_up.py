@@ -63,6 +63,7 @@ def padding(
         query_start_loc=starts,
         positions=torch.zeros(num_tokens, dtype=torch.int64),
         seq_lens=lens,
+        known_lens=lens,
         has_initial_state=torch.full((len(lengths),), is_decode),
         tables=tuple(
             _empty_table(group, len(lengths), num_tokens, int(lens.max())) for group in groups

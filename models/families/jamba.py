@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.family import ModelFamily
 from blockstride.models.families.keys import anything, count, is_whole, optional, switch
@@ -104,16 +102,6 @@ class Jamba(HasAttention, HasMamba, ModelFamily):
             return [GatedMLP(*weights.gated_mlp("feed_forward.", *sizes))]
         name = "feed_forward.router.weight"
         router = weights.tensor(name, self.num_experts, self.hidden_size)
-        gate_up, down = self._experts(weights)
         choice = Router(router, self.num_experts_per_tok, is_renormalised=False)
-        return [ExpertMLP(choice, gate_up, down)]
-
-    def _experts(self, weights: LayerWeights) -> Sequence[Sequence[Tensor]]:
-        """Gate and up, and down, of each expert; files have them one by one, or all in one."""
-        experts, sizes = range(self.num_experts), (self.hidden_size, self.intermediate_size)
-        names = [f"feed_forward.experts.{name}" for name in ("gate_up_proj", "down_proj")]
-        if weights.prefix + names[0] in weights.checkpoint:
-            joined = weights.joined_mlps(names[0], names[1], (len(experts),), *sizes)
-            return [list(part) for part in joined]
-        apart = [weights.gated_mlp(f"feed_forward.experts.{i}.", *sizes) for i in experts]
-        return list(zip(*apart, strict=True))
+        experts = weights.experts("feed_forward.experts.", self.num_experts, *sizes)
+        return [ExpertMLP(choice, *experts)]

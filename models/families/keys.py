@@ -107,6 +107,12 @@ def cap(default: float, *names: str) -> Key[float | None]:
     return Key(default, names, expected="a positive number", convert=_positive_real)
 
 
+def bound(default: float, *names: str) -> Key[float | None]:
+    """The same, or null for none."""
+    expected = "a positive number"
+    return Key(default, names, expected=expected, convert=_positive_real, is_nullable=True)
+
+
 def switch(default: bool, *names: str) -> Key[bool]:
     """True or false; null is false."""
     return Key(

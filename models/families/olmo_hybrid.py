@@ -67,7 +67,7 @@ class OlmoHybrid(HasRope, HasDelta):
     @property
     def has_rope(self) -> bool:
         """Whether there are positions at all: not where a file has null for their base."""
-        inner = self._inner_rope()
+        inner = self.rope_said
         said = inner if "rope_theta" in inner else self.values
         return said.get("rope_theta", 0) is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,9 @@ from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint_files import read_json
 from blockstride.models.families.family import Family, ModelFamily
 from blockstride.models.families.table import FAMILIES
+from blockstride.models.language_part import language_part, model_type
+
+Kind = TypeVar("Kind", bound=Family)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -39,33 +42,24 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a parsed config.json, which reads it.
 
     Args:
-        config: The file, of which a `text_config` is looked into where there is one.
+        config: The file, of which the language part is looked into where there are several.
 
     Raises:
         ValueError: It is none of `FAMILIES`.
     """
-    config = _text_config(config)
-    kind = repr(config.get("model_type"))
-    expect(_is_known(config), "model_type", f"one of {', '.join(FAMILIES)}", kind)
-    return FAMILIES[config["model_type"]](config)
+    config = language_part(config)
+    return _known(config, FAMILIES)(config)
 
 
 def model_family(config: Mapping[str, Any]) -> ModelFamily:
-    """The family of a parsed config.json, all of whose keys are such that its model runs.
+    """As `family_of`, of those whose models run, with keys such that this one does.
 
     Raises:
         ValueError: Nothing runs it, or a key can't be.
     """
-    kind = config.get("model_type")
-    known = {name: family for name, family in FAMILIES.items() if issubclass(family, ModelFamily)}
-    parts = (name for name in ("text_config", "llm_config") if isinstance(config.get(name), dict))
-    part = next(parts, None)
-    got = repr(kind)
-    if part is not None:
-        got += f", a model of several parts, whose {part} is {config[part].get('model_type')!r}"
-    is_known = isinstance(kind, str) and kind in known
-    expect(is_known, "model_type", f"one of {', '.join(known)}", got)
-    family = known[str(kind)](config)
+    config = language_part(config)
+    runs = {name: family for name, family in FAMILIES.items() if issubclass(family, ModelFamily)}
+    family = _known(config, runs)(config)
     family.check()
     return family
 
@@ -84,8 +78,8 @@ def cache_specs(
     side, `layers.i.attention` and `layers.i.mamba2`. Layers without a cache are left out.
 
     Args:
-        config: A parsed config.json, of which a `text_config` is looked into where there is one;
-            or its path, or that of the folder that it is in.
+        config: A parsed config.json, of which the language part is looked into where there are
+            several; or its path, or that of the folder that it is in.
         kv_cache_dtype: A word of `blockstride.dtypes.WORDS`, or `"auto"` for the dtype that the
             config names, which is bfloat16 where it names none.
         conv_dtype: The same for convolution states, of 16 or 32 bits.
@@ -116,18 +110,12 @@ def stated_dtype(config: Mapping[str, Any]) -> tuple[str, str | None]:
     return key, str(value) if value else None
 
 
-def _is_known(config: Mapping[str, Any]) -> bool:
-    model_type = config.get("model_type")
-    return isinstance(model_type, str) and model_type in FAMILIES
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part about the language model, where a config is about several."""
-    inner = config.get("text_config")
-    if _is_known(config) or not isinstance(inner, Mapping):
-        return config
-    outer = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
-    return {**outer, **inner}
+def _known(config: Mapping[str, Any], families: Mapping[str, type[Kind]]) -> type[Kind]:
+    """The family that a config names, of some."""
+    kind = config.get("model_type")
+    known = isinstance(kind, str) and kind in families
+    expect(known, "model_type", f"one of {', '.join(families)}", model_type(config))
+    return families[str(kind)]
 
 
 def _dtype(

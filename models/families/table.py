@@ -6,12 +6,16 @@ from blockstride.models.families.bamba import Bamba
 from blockstride.models.families.deepseek import DeepseekV2, DeepseekV3
 from blockstride.models.families.falcon_h1 import FalconH1
 from blockstride.models.families.family import Family
+from blockstride.models.families.gemma import Gemma2
+from blockstride.models.families.gpt_oss import GptOss
 from blockstride.models.families.granite import GraniteHybrid
+from blockstride.models.families.granite3 import Granite
 from blockstride.models.families.jamba import Jamba
 from blockstride.models.families.lfm2 import Lfm2
 from blockstride.models.families.lfm2_moe import Lfm2Moe
-from blockstride.models.families.llama import Llama, Mistral, Mixtral
+from blockstride.models.families.llama import Llama, Mistral
 from blockstride.models.families.mamba import FalconMamba, Mamba, Mamba2
+from blockstride.models.families.mixtral import Mixtral
 from blockstride.models.families.nemotron_h import NemotronH
 from blockstride.models.families.olmo_hybrid import OlmoHybrid
 from blockstride.models.families.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
@@ -26,6 +30,9 @@ FAMILIES: dict[str, type[Family]] = {
     "deepseek_v3": DeepseekV3,
     "falcon_h1": FalconH1,
     "falcon_mamba": FalconMamba,
+    "gemma2": Gemma2,
+    "gpt_oss": GptOss,
+    "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "jamba": Jamba,
     "lfm2": Lfm2,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from blockstride.models.cache_types import CacheTypes
-from blockstride.models.families.keys import anything, optional
-from blockstride.models.families.roles import HasAttention
+from blockstride.models.families.keys import anything, is_whole
+from blockstride.models.families.rope import FULL, SLIDING
+from blockstride.models.families.transformer import Transformer
 from blockstride.models.modules import Mixer
 
 
-class HasWindow(HasAttention):
+class HasWindow(Transformer):
     """A family whose layers may attend to the last tokens only.
 
     Attributes:
@@ -18,28 +19,27 @@ class HasWindow(HasAttention):
         sliding_window: Tokens that a layer with a window attends to.
     """
 
-    layers = {"full_attention": ("attention",), "sliding_attention": ("window",)}
+    layers = {FULL: ("attention",), SLIDING: ("window",)}
     listed_types = anything(None, "layer_types")
-    sliding_window = optional()
+    sliding_window = anything()
 
     def layer_types(self) -> list[Any]:
-        """As listed; else a window in all layers that may have one, if there is any."""
+        """As listed; else as the family has it."""
         if self.listed_types is not None:
             return self.listed("listed_types")
-        first = self.first_window() if self.has_window() else self.num_hidden_layers
         layers = range(self.num_hidden_layers)
-        return ["sliding_attention" if i >= first else "full_attention" for i in layers]
+        return [SLIDING if self.has_window(layer) else FULL for layer in layers]
 
-    def has_window(self) -> bool:
-        """Whether any layer has a window, in a file without a list."""
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has a window, in a file without a list: any, if there are windows."""
         return self.sliding_window is not None
-
-    def first_window(self) -> int:
-        """The first layer with a window, in a file without a list."""
-        return 0
 
     def window(self, types: CacheTypes) -> Mixer:
         """Attention over the last `sliding_window` tokens."""
         size, expected = self.sliding_window, "a positive integer in config.json"
-        self.expect(size is not None, "sliding_window", expected)
-        return self.attention_mixer(types, window=size)
+        self.expect(is_whole(size) and size > 0, "sliding_window", expected)
+        return self.attention_mixer(types, layer_type=SLIDING, window=size, **self.options())
+
+    def numbers(self) -> dict[str, Any]:
+        """The value of every key, of what bears on positions, and the types of layers."""
+        return {**super().numbers(), "layer_types": self.layer_types()}

@@ -136,6 +136,21 @@ class LayerWeights:
         down = self.tensor(f"{prefix}{names[2]}.weight", hidden_size, inner, part=Part(1, share))
         return torch.cat([gate, up]), down
 
+    def gated_mlp_biases(
+        self, prefix: str, hidden_size: int, inner: int
+    ) -> dict[str, Tensor | None]:
+        """A rank's part of the biases of a `GatedMLP`, by its keywords.
+
+        Raises:
+            ValueError: As `gated_mlp`.
+        """
+        part = Part(0, self.parallel.share("intermediate_size", inner))
+        up = [self.tensor(f"{prefix}{n}_proj.bias", inner, part=part) for n in ("gate", "up")]
+        return {
+            "up_bias": torch.cat(up),
+            "down_bias": self.addend(f"{prefix}down_proj.bias", hidden_size),
+        }
+
     def plain_mlp(
         self, prefix: str, hidden_size: int, inner: int, has_bias: bool
     ) -> Mapping[str, Any]:

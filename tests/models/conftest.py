@@ -41,6 +41,13 @@ DELTA = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 SHARED = {**EXPERTS, "shared_expert_intermediate_size": 48}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 20}
+# so low that they bend what they bound
+BOUNDS = {
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 4.0,
+}
 FAMILIES = {
     "jamba": (
         "Jamba",
@@ -110,6 +117,27 @@ FAMILIES = {
         "Lfm2Moe",
         {**EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     ),
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": 20, "head_dim": 24}),
+    "mixtral": ("Mixtral", {**EXPERTS, "num_local_experts": 4}),
+    "qwen2": ("Qwen2", {**WINDOWS, "max_window_layers": 2}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {**EXPERTS, **WINDOWS, "max_window_layers": 3, "shared_expert_intermediate_size": 40},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 24, "norm_topk_prob": True}),
+    "gemma2": ("Gemma2", {**BOUNDS, "head_dim": 24, "sliding_window": 20}),
+    "gpt_oss": ("GptOss", {**EXPERTS, "head_dim": 24, "sliding_window": 20, "swiglu_limit": 1.0}),
+    "granite3": (
+        "Granite",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
 }
 
 
@@ -136,6 +164,11 @@ class Reference:
         """Logits after every token, from one prefill."""
         # its cache can't be without attention
         return self.model(torch.tensor([ids]), use_cache=False).logits[0]
+
+    def follows(self, ids: list[int], answer: list[int]) -> bool:
+        """Whether each token of an answer to `ids` is the most likely one after all before it."""
+        likely = self.logits(ids + answer[:-1])[len(ids) - 1 :].argmax(-1)
+        return likely.tolist() == answer
 
     @torch.no_grad()
     def greedy(self, ids: list[int], count: int) -> list[int]:
@@ -176,6 +209,8 @@ def seeded(
                 parameter.uniform_(-4.0, 0.0)
             elif name.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)
+            elif name.endswith("sinks"):
+                parameter.uniform_(-1.0, 3.0)
     model.save_pretrained(path, max_shard_size=shard)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return Reference(path, model)

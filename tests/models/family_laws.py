@@ -41,12 +41,6 @@ class FamilyLaws:
         """Several, of all kinds of lengths."""
         return [tokens(VOCAB, count, seed=count) for count in LENGTHS]
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def answers(cls, reference, prompts) -> list[list[int]]:
-        """What transformers answers to each."""
-        return [reference.greedy(prompt, COUNT) for prompt in prompts]
-
     def test_logits_are_those_of_transformers(self, make_reference, case):
         reference = make_reference(family=self.family, seed=len(str(case)), **case)
         ids = tokens(VOCAB, 70)
@@ -59,7 +53,7 @@ class FamilyLaws:
 
     @pytest.mark.parametrize(("layout", "policy"), [("BHLNC", "unified"), ("LBNHC", "split")])
     def test_layouts_policies_and_batches_give_the_same_tokens(
-        self, reference, prompts, answers, layout, policy
+        self, reference, prompts, layout, policy
     ):
         # few blocks, so that requests take over blocks that others left poisoned
         got, engine = generate(
@@ -74,7 +68,8 @@ class FamilyLaws:
             poison=True,
             num_blocks=few_blocks(reference.path, policy),
         )
-        assert got == answers
+        for prompt, answer in zip(prompts, got, strict=True):
+            assert reference.follows(prompt, answer)
         assert engine.scheduler.num_preemptions == 0
 
     def test_requests_that_are_preempted_give_the_same_tokens(self, reference, prompts, answers):

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RotaryEmbedding
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridRotaryEmbedding,
 )
 from transformers.models.lfm2.modeling_lfm2 import Lfm2RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
@@ -28,8 +30,10 @@ from blockstride.models.families.delta import HasDelta
 from blockstride.models.families.keys import Constant
 from blockstride.models.families.mamba import Mamba
 from blockstride.models.families.roles import HasAttention
+from blockstride.models.families.rope import HasRope
+from blockstride.models.families.transformer import Transformer
 from blockstride.models.loading import compute_dtype
-from tests.models import delta_files, mamba_files
+from tests.models import delta_files, mamba_files, transformer_files
 
 ROTARY = {
     "bamba": BambaRotaryEmbedding,
@@ -96,6 +100,7 @@ FILES = {
     },
     **mamba_files.FILES,
     **delta_files.FILES,
+    **transformer_files.FILES,
 }
 FILES["recurrent_gemma"] = {
     **{key: value for key, value in SIZES.items() if "mamba" not in key},
@@ -131,6 +136,9 @@ SPELLED = {
     "full_attention_interval",
     "full_attn_idxs",
     "partial_rotary_factor",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
 }
 # what a published file may say in a place where transformers doesn't look, or in two of them
 PLACES = [
@@ -191,11 +199,14 @@ def ours(family, values):
     elif issubclass(family_class, HasDelta):
         mixer: Any = config.delta(TYPES)
         said |= {key: vars(mixer)[name] for key, name in DELTA.items()}
+    if isinstance(config, Transformer):
+        mixers = [mixer for of in config.mixers(TYPES) for mixer in of.values()]
+        said["windows"] = [mixer.window for mixer in mixers]
     if "mlp_only_layers" in said:
         said["mlp_only_layers"] = tuple(said["mlp_only_layers"] or ())
-    if getattr(config, "rotary", None) is not None:
-        config.rotary.to(torch.device("cpu"))
-        said["frequencies"] = config.rotary.frequencies.tolist()
+    if isinstance(config, HasRope) and (rotary := config.rotary_of()) is not None:
+        rotary.to(torch.device("cpu"))
+        said["frequencies"] = rotary.frequencies.tolist()
     return {key: value for key, value in said.items() if key not in SPELLED}
 
 
@@ -209,6 +220,8 @@ def theirs(family, values):
     if hasattr(config, "num_attention_heads"):
         size = config.hidden_size // config.num_attention_heads
         said["head_dim"] = getattr(config, "head_dim", None) or size
+    if family in transformer_files.FILES:
+        return {**said, **_of_transformer(family, config)}
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     if family == "zamba2" and set(kinds) - {"hybrid", "linear_attention"}:
         raise ValueError("layers_block_type: any other word is taken for a mixer")
@@ -226,6 +239,27 @@ def theirs(family, values):
     ):
         said["frequencies"] = ROTARY[family].compute_default_rope_parameters(config)[0].tolist()
     return said
+
+
+def _of_transformer(family, config):
+    if config.num_key_value_heads is None:
+        raise ValueError("num_key_value_heads: a config, and no model")
+    # others keep a key that isn't theirs
+    has_windows = "sliding_window" in transformer_files.FILES[family]
+    window = config.sliding_window if has_windows else None
+    alike = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or alike
+    if "sliding_attention" in kinds and not window:
+        raise ValueError("sliding_window: a config, and no model")
+    rope = config.rope_parameters
+    compute = ROPE_INIT_FUNCTIONS.get(
+        rope["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters
+    )
+    return {
+        "attention": [kind == "full_attention" for kind in kinds],
+        "windows": [window if kind == "sliding_attention" else None for kind in kinds],
+        "frequencies": pytest.approx(compute(config)[0].tolist(), rel=1e-6),
+    }
 
 
 def expect_equal(family, values):
@@ -276,8 +310,10 @@ def test_a_file_that_says_nothing_has_all_defaults_of_transformers(family):
 def test_all_keys_that_are_read_are_tried():
     assert FILES.keys() == {name for name, f in FAMILIES.items() if issubclass(f, ModelFamily)}
     for family, file in FILES.items():
-        one_value = {"hidden_act", "hidden_activation", "mlp_hidden_act", "mlp_bias", *FOLLOW}
-        assert keys_of(family).keys() - one_value == file.keys() - one_value - {"rope_parameters"}
+        apart = {"hidden_act", "hidden_activation", "mlp_hidden_act", "mlp_bias", *FOLLOW}
+        if family in transformer_files.FILES.keys() - transformer_files.LISTED:
+            apart |= {"layer_types"}
+        assert keys_of(family).keys() - apart == file.keys() - apart - {"rope_parameters"}
 
 
 @pytest.mark.parametrize(
@@ -313,9 +349,9 @@ def test_infinity_has_two_spellings(infinity, tmp_path):
         ({"time_step_limit": [0.5]}, "time_step_limit: expected two numbers"),
         ({"time_step_limit": "none"}, "time_step_limit: expected two numbers"),
         ({"mamba_d_head": 13}, "mamba_n_heads: expected heads of 13 that make up 192 channels"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "rope_type: .* got 'linear'"),
-        ({"rope_scaling": {"type": "su"}}, "rope_type: expected 'default', got 'su'"),
-        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: expected the same for"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor: expected a positive"),
+        ({"rope_scaling": {"type": "su"}}, "rope_type: expected default, .*, got 'su'"),
+        ({"rope_parameters": {"sliding": {}}}, "rope_parameters: expected full_attention, got"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta: expected a positive number"),
         ({"rope_parameters": [1]}, "rope_parameters: expected an object"),
         ({"rope_parameters": {"partial_rotary_factor": -1}}, "partial_rotary_factor: expected"),

@@ -160,21 +160,20 @@ def test_weights_of_another_format_are_named(folder):
         load(folder)
 
 
-def test_weights_under_a_prefix_are_named(folder):
+def test_weights_of_two_language_models_are_named(folder):
     weights = load_file(folder / "model.safetensors")
-    save_file(
-        {f"language_model.{name}": value for name, value in weights.items()},
-        folder / "model.safetensors",
-    )
-    there = "got language_model.model.embed_tokens.weight"
+    prefixes = ("draft.", "language_model.")
+    both = {f"{each}{name}": weights[name].clone() for each in prefixes for name in weights}
+    save_file(both, folder / "model.safetensors")
+    there = "got draft.model.embed_tokens.weight"
     with pytest.raises(ValueError, match=f"expected model.embed_tokens.weight, {there}"):
         load(folder)
 
 
 @pytest.mark.parametrize("key", ["text_config", "llm_config"])
 def test_a_model_of_several_parts_is_named_with_the_one_that_reads(folder, key, capsys):
-    edit_config(folder, model_type="granite_speech", **{key: {"model_type": "granitemoehybrid"}})
+    edit_config(folder, model_type="granite_speech", **{key: {"model_type": "granite_next"}})
     assert main(["generate", "--model", str(folder), "--prompt", "a"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"'granite_speech', a model of several parts, whose {key} is 'granitemoehybrid'" in err
+    assert "got 'granite_next', the language part of 'granite_speech'" in err
