@@ -179,10 +179,6 @@ def _real(value: Any) -> float | None:
     return float(value) if is_real(value) else None
 
 
-def _positive_real(value: Any) -> float | None:
-    return float(value) if is_real(value) and 0 < value < inf else None
-
-
 def _switch(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 

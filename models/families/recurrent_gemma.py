@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,15 @@ import torch
 from blockstride import kernels
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Part
-from blockstride.models.families.keys import anything, cap, constant, count, optional, switch
+from blockstride.models.families.keys import (
+    anything,
+    cap,
+    constant,
+    count,
+    optional,
+    share,
+    switch,
+)
 from blockstride.models.families.rope import HasRope
 from blockstride.models.modules import FeedForward, GatedMLP, LayerWeights, Mixer, RgLruMixer
 
@@ -35,7 +43,7 @@ class RecurrentGemma(HasRope):
     feed_forward_norm = "channel_pre_norm"
     final_norm = "final_norm"
     norm_offset = 1.0
-    turning_share = 0.5
+    turning_share = share(0.5, "partial_rotary_factor")
     activations = ("gelu_pytorch_tanh",)
     vocab_size = count(256000)
     hidden_size = count(2560)
@@ -90,9 +98,3 @@ class RecurrentGemma(HasRope):
                 down_bias=mlp.addend("down_proj.bias", hidden),
             )
         ]
-
-    def _inner_rope(self) -> Mapping[str, Any]:
-        """As other files say it; the share of elements that turn may also stand beside it."""
-        share = self.values.get("partial_rotary_factor")
-        beside = {} if share is None else {"partial_rotary_factor": share}
-        return {**beside, **super()._inner_rope()}

@@ -111,6 +111,7 @@ FILES["recurrent_gemma"] = {
     "attention_window_size": 30,
     "attention_bias": True,
     "logits_soft_cap": 20.0,
+    "partial_rotary_factor": 0.25,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 FILES["recurrent_gemma"].pop("max_position_embeddings")

@@ -21,6 +21,7 @@ PROMPTS = ["a", "In the beginning", "x" * 47, "the quick brown fox " * 9]
         (2, {}),
         (2, {"family": "granite", "attention_bias": True}),
         (4, {"family": "bamba"}),
+        (2, {"family": "recurrent_gemma", "attention_bias": True}),
         (4, {"mamba_proj_bias": True, "tie_word_embeddings": True, "num_experts": 1}),
         (3, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
     ],
@@ -61,10 +62,15 @@ def test_requests_that_are_handed_over_give_the_tokens_of_one_engine(
     until(lambda: all_blocks_are_free(llm))
 
 
-def test_hybrids_with_mamba2_are_handed_over_between_ranks_that_share_groups(
-    deploy, make_reference
+@pytest.mark.parametrize(
+    "config",
+    [{"family": "granite", "mamba_n_groups": 1}, {"family": "recurrent_gemma"}],
+    ids=["groups of Mamba-2", "KV heads of RecurrentGemma"],
+)
+def test_hybrids_are_handed_over_between_ranks_that_share_what_can_not_be_cut(
+    deploy, make_reference, config
 ):
-    reference = make_reference(family="granite", mamba_n_groups=1)
+    reference = make_reference(**config)
     llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2, layout="BHLNC"))
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
