@@ -257,7 +257,7 @@ def _of_transformer(family, config):
         rope["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters
     )
     return {
-        "attention": [kind == "full_attention" for kind in kinds],
+        "attention": [True] * len(kinds),
         "windows": [window if kind == "sliding_attention" else None for kind in kinds],
         "frequencies": pytest.approx(compute(config)[0].tolist(), rel=1e-6),
     }
