@@ -59,6 +59,46 @@ GRANITE = {
     "position_embedding_type": "rope",
     "max_position_embeddings": 8192,
 }
+MAMBA2 = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_heads": 8,
+    "head_dim": 64,
+    "state_size": 64,
+    "n_groups": 1,
+    "tie_word_embeddings": True,
+}
+FALCON_H1 = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_d_ssm": 512,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 64,
+    "max_position_embeddings": 8192,
+    "key_multiplier": 0.39,
+    "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.35],
+}
+NEMOTRON_H = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "layers_block_type": ["mamba", "moe", "mamba", "mlp", "attention", "moe", "mamba", "mlp"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "mamba_num_heads": 8,
+    "ssm_state_size": 64,
+    "n_groups": 1,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 256,
+    "max_position_embeddings": 8192,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense-6M": ("Jamba", {**JAMBA, "num_experts": 1}),
     "moe-11M": ("Jamba", {**JAMBA, "num_experts": 4, "num_experts_per_tok": 2}),
@@ -76,6 +116,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite-13M": ("GraniteMoeHybrid", GRANITE),
+    "mamba2-4M": ("Mamba2", MAMBA2),
+    "falcon-h1-8M": ("FalconH1", FALCON_H1),
+    "nemotron-h-5M": ("NemotronH", NEMOTRON_H),
 }
 CASES = [
     ("prefill 512", {"op": "prefill", "tokens": 512}, 512),

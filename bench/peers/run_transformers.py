@@ -34,7 +34,8 @@ class Engine:
     def _generate(self, prompts: list[list[int]], steps: int) -> tuple[list[list[int]], float]:
         """Tokens, and seconds of all steps after the prompts."""
         out = self.model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
-        key = "past_key_values" if getattr(out, "past_key_values", None) is not None else "cache"
+        # models without attention take the older name and ignore it
+        key = "cache" if "cache" in out else "past_key_values"
         cache = {key: out[key]}
         tokens = [out.logits[:, -1].argmax(-1, keepdim=True)]
         begin = time.perf_counter()
