@@ -12,7 +12,14 @@ from tests.models.distributed.deployments import (
 )
 
 PROMPTS = ["a", "In the beginning", "x" * 47]
-FALCON = {"attention_bias": True, "mamba_proj_bias": True, "projectors_bias": True}
+FALCON = {
+    "attention_bias": True,
+    "mamba_proj_bias": True,
+    "projectors_bias": True,
+    "mamba_rms_norm": True,
+    "ssm_multipliers": [0.5, 1.4, 0.9, 1.2, 0.3],
+    "ssm_out_multiplier": 0.7,
+}
 ZAMBA = {
     "use_shared_attention_adapter": True,
     "use_mem_rope": True,
@@ -31,7 +38,7 @@ NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group"
         (4, {"family": "mamba2", "use_bias": True}),
         # two groups of a norm, and two KV heads, among four ranks
         (4, {"family": "nemotron_h", **NEMOTRON}),
-        (4, {"family": "falcon_h1", **FALCON, "mamba_rms_norm": True, "ssm_out_multiplier": 0.7}),
+        (4, {"family": "falcon_h1", **FALCON}),
         (2, {"family": "zamba2", **ZAMBA}),
         (4, {"family": "zamba2", **ZAMBA}),
     ],
