@@ -27,6 +27,7 @@ ZAMBA = {
     "num_mem_blocks": 2,
     "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
 }
+BIASES = {"attention_bias": True, "mlp_bias": True}
 NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group": 2}
 
 
@@ -41,6 +42,13 @@ NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group"
         (4, {"family": "falcon_h1", **FALCON}),
         (2, {"family": "zamba2", **ZAMBA}),
         (4, {"family": "zamba2", **ZAMBA}),
+        # one KV head for two ranks, or two for four; biases that are added once
+        (2, {"family": "llama", **BIASES, "num_key_value_heads": 1}),
+        (2, {"family": "gemma2", "num_key_value_heads": 1}),
+        (4, {"family": "gpt_oss"}),
+        (2, {"family": "mixtral"}),
+        (4, {"family": "qwen2_moe"}),
+        (2, {"family": "qwen3", "attention_bias": True, "num_key_value_heads": 1}),
     ],
 )
 def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, tp_size, config):
@@ -59,6 +67,10 @@ def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, 
         ({"family": "nemotron_h"}, {"block_size": 32, "layout": "LBNHC"}, {"tp_size": 2}),
         ({"family": "falcon_h1"}, {"tp_size": 2, "policy": "unified"}, {"block_size": 48}),
         ({"family": "zamba2", **ZAMBA}, {"layout": "BHLNC"}, {"tp_size": 2, "block_size": 32}),
+        # windows of 20 tokens in some layers
+        ({"family": "gemma2"}, {"layout": "LBNHC"}, {"tp_size": 2, "block_size": 32}),
+        ({"family": "gpt_oss"}, {"tp_size": 2, "policy": "unified"}, {"layout": "BHLNC"}),
+        ({"family": "mistral"}, {}, {"tp_size": 4, "layout": "BHLNC", "block_size": 48}),
     ],
 )
 def test_requests_are_handed_over_between_unequal_engines(
