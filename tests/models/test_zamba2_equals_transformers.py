@@ -11,7 +11,12 @@ from tests.models.generations import all_logits, assert_close, generate, tokens
 
 ROPE = {"use_mem_rope": True, "rope_parameters": {"rope_theta": 300.0, "rope_type": "default"}}
 PUBLISHED = {"use_shared_attention_adapter": True, **ROPE}
-TWO_BLOCKS = {"num_mem_blocks": 2, "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"]}
+TWO_BLOCKS = {
+    "num_mem_blocks": 2,
+    "num_hidden_layers": 5,
+    # each block has a layer that finds it in another
+    "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid", "hybrid"],
+}
 
 
 class TestZamba2(FamilyLaws):
@@ -19,7 +24,7 @@ class TestZamba2(FamilyLaws):
     cases: ClassVar = [
         PUBLISHED,
         {**TWO_BLOCKS, **PUBLISHED, "add_bias_linear": True},
-        {**TWO_BLOCKS, "num_hidden_layers": 4, "mamba_ngroups": 1, "hidden_act": "silu"},
+        {**TWO_BLOCKS, "mamba_ngroups": 1, "hidden_act": "silu"},
         {"num_key_value_heads": 2, "time_step_min": 0.7, "tie_word_embeddings": False},
         {"mamba_expand": 3, "mamba_d_conv": 3, "use_long_context": True, "rms_norm_eps": 1e-3},
         {"intermediate_size": None, "hidden_act": "gelu_pytorch_tanh", "n_mamba_heads": 16},
