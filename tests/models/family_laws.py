@@ -72,7 +72,7 @@ class FamilyLaws:
             assert reference.follows(prompt, answer)
         assert engine.scheduler.num_preemptions == 0
 
-    def test_requests_that_are_preempted_give_the_same_tokens(self, reference, prompts, answers):
+    def test_requests_that_are_preempted_give_the_same_tokens(self, reference, prompts):
         engine = make_engine(reference.path, prefill_chunk=50, poison=True)
         params = SamplingParams(max_tokens=20, ignore_eos=True)
         requests = [engine.add_request(prompt, params) for prompt in prompts]
@@ -84,7 +84,9 @@ class FamilyLaws:
             if not engine.has_work:
                 break
         assert engine.scheduler.num_preemptions == 3
-        assert [request.output_ids for request in requests] == [each[:20] for each in answers]
+        for prompt, request in zip(prompts, requests, strict=True):
+            assert len(request.output_ids) == 20
+            assert reference.follows(prompt, request.output_ids)
 
     def test_planning_shows_what_the_engine_binds(self, reference):
         _, engine = generate(reference.path, [[5]], 1)
