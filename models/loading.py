@@ -39,7 +39,9 @@ def load_model(
             run. It is closed when its weights are read.
         config: The engine that will run it, whose caches it writes.
         dtype: `"float32"`, `"bfloat16"`, `"float16"` or their short forms, or `"auto"`: the
-            checkpoint's on a GPU, float32 on a CPU, where narrower types are slower.
+            checkpoint's on a GPU, float32 on a CPU, where narrower types are slower. Weights are
+            kept in that type: 16-bit ones take twice their size in memory as float32, and their
+            own as `"bfloat16"`.
         device: Where to run; a GPU when there is one and this is None.
         parallel: The rank; None for the whole model.
 

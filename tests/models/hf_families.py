@@ -44,6 +44,9 @@ CONFIGS = {
     "deepseek_v3": ("DeepseekV3Config", {**SIZES, **LATENT, "first_k_dense_replace": 1}),
     "falcon_h1": ("FalconH1Config", {**SIZES, **MAMBA2, "mamba_d_ssm": 96}),
     "falcon_mamba": ("FalconMambaConfig", {**PURE, "expand": 3}),
+    "gemma2": ("Gemma2Config", {**SIZES, "head_dim": 24, "sliding_window": 8}),
+    "gpt_oss": ("GptOssConfig", {**SIZES, **EXPERTS, "head_dim": 24, "sliding_window": 8}),
+    "granite": ("GraniteConfig", SIZES),
     "granitemoehybrid": (
         "GraniteMoeHybridConfig",
         {
