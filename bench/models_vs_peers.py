@@ -99,6 +99,40 @@ NEMOTRON_H = {
     "moe_shared_expert_intermediate_size": 256,
     "max_position_embeddings": 8192,
 }
+DELTA = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 8192,
+    # within the vocabulary, as others are not
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+QWEN3_NEXT = {
+    **DELTA,
+    "head_dim": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
+LFM2 = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "layer_types": 2 * ["conv", "conv", "full_attention", "conv"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense-6M": ("Jamba", {**JAMBA, "num_experts": 1}),
     "moe-11M": ("Jamba", {**JAMBA, "num_experts": 4, "num_experts_per_tok": 2}),
@@ -116,6 +150,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite-13M": ("GraniteMoeHybrid", GRANITE),
+    "qwen3-next-14M": ("Qwen3Next", QWEN3_NEXT),
+    "olmo-hybrid-9M": ("OlmoHybrid", DELTA),
+    "lfm2-6M": ("Lfm2", LFM2),
     "mamba2-4M": ("Mamba2", MAMBA2),
     "falcon-h1-8M": ("FalconH1", FALCON_H1),
     "nemotron-h-5M": ("NemotronH", NEMOTRON_H),

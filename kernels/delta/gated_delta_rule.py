@@ -47,7 +47,8 @@ def gated_delta_rule(
         v: Values.
         g: Logarithm of the decay, at most 0: one number for each value head, as in Gated DeltaNet,
             or with a third axis one for each channel of its keys, as in Kimi Delta Attention.
-        beta: How far each value head moves, from 0 to 1.
+        beta: How far each value head moves, from 0 to 1; up to 2, past its value, where states may
+            have negative eigenvalues.
         ssm_state: Pool of states with any strides, written in place. A state is read only where
             `has_initial_state` says that there is one. Whatever its dtype is, it is carried in
             float32 within a call.

@@ -142,12 +142,13 @@ class DeltaMixer(Mixer):
         qkv, z, b, a = kernels.linear(hidden, self.in_proj).split(self.sizes, dim=1)
         qkv = self.conv.forward(qkv, self.cache.conv_state, indices, batch)
         q, k, v = qkv.split(self.conv_sizes, dim=1)
+        beta = b.float().sigmoid()
         rule = (
             q.unflatten(1, (-1, self.key_dim)),
             k.unflatten(1, (-1, self.key_dim)),
             v.unflatten(1, (-1, self.value_dim)),
             self.A * softplus(a.float() + self.dt_bias),
-            self.strength * b.float().sigmoid(),
+            beta if self.strength == 1 else beta.mul_(self.strength),
             self.cache.ssm_state,
             indices,
         )

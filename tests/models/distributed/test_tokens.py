@@ -22,6 +22,12 @@ PROMPTS = ["a", "In the beginning", "x" * 47, "the quick brown fox " * 9]
         (2, {"family": "granite", "attention_bias": True}),
         (4, {"family": "bamba"}),
         (2, {"family": "recurrent_gemma", "attention_bias": True}),
+        # more ranks than KV heads or heads of keys
+        (4, {"family": "qwen3_next"}),
+        (4, {"family": "olmo_hybrid", "attention_bias": True}),
+        (2, {"family": "qwen3_5", "linear_num_value_heads": 6}),
+        (2, {"family": "lfm2", "conv_bias": True}),
+        (4, {"family": "lfm2_moe"}),
         (4, {"mamba_proj_bias": True, "tie_word_embeddings": True, "num_experts": 1}),
         (3, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
     ],
@@ -72,6 +78,17 @@ def test_hybrids_are_handed_over_between_ranks_that_share_what_can_not_be_cut(
 ):
     reference = make_reference(**config)
     llm = deploy(reference.path, prefill=engine(), decode=engine(tp_size=2, layout="BHLNC"))
+    wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
+    assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
+    assert llm.reports()[1].transfers.requests == len(PROMPTS)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "lfm2_moe"])
+def test_hybrids_with_convolved_keys_are_handed_over_to_more_ranks(deploy, make_reference, family):
+    reference = make_reference(family=family)
+    prefill = engine(tp_size=2, block_size=32, conv_order="SD", prefill_chunk=24)
+    decode = engine(tp_size=4, block_size=48, layout="LBNHC")
+    llm = deploy(reference.path, prefill=prefill, decode=decode)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 12)
     assert tokens_of(llm, PROMPTS, greedy(12)) == wanted
     assert llm.reports()[1].transfers.requests == len(PROMPTS)

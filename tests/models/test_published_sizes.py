@@ -1,4 +1,4 @@
-"""Published files of families with Mamba mixers: at full size planned, with smaller widths run."""
+"""Published files of families: at full size planned, with smaller widths run."""
 
 import json
 
@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from blockstride.models import cache_specs
+from tests.models import published_deltas
 from tests.models import published_mambas as files
 from tests.models.conftest import Reference
 from tests.models.generations import all_logits, assert_close, tokens
@@ -111,6 +112,7 @@ PUBLISHED = {
         {**files.SMALL_ZAMBA, "layers_block_type": files.layers_of("MHHMHM")},
         (13, 81),
     ),
+    **published_deltas.PUBLISHED,
 }
 
 
