@@ -203,6 +203,23 @@ class GroupPlacement:
             (planes[0].stride(0), apart // first.field.dtype.itemsize, *planes[0].stride()[1:]),
         )
 
+    def planes(self, storage: Tensor) -> list[Tensor]:
+        """All layers at once, `[layers, num_kernel_blocks, H, N, C]` of each plane of a page.
+
+        A page of tokens has one plane, or one of keys and one of values; a state is one of bytes.
+
+        Args:
+            storage: The pool's bytes, 1-D int8.
+        """
+        raw = self.raw(storage, 0)
+        layers, step = len(self.group.layer_names), self._strides["L"] // raw.dtype.itemsize
+        return [
+            plane.as_strided(
+                (layers, *plane.shape), (step, *plane.stride()), int(plane.storage_offset())
+            )
+            for plane in (raw.unbind(1) if raw.dim() == 5 else [raw])
+        ]
+
     def _logical(self, view: Tensor, segment: Segment) -> Tensor:
         """`[blocks, H, N, C]` of a typed view; a page without heads gets one."""
         has_heads = any(axis.logical == "H" for axis in segment.whole.axes)

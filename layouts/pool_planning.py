@@ -22,6 +22,7 @@ def plan_pools(
     memory_bytes: int | None = None,
     kernel_block_size: int | None = None,
     num_seqs: int = 8,
+    kept_states: int = 0,
     tp_rank: int = 0,
     tp_size: int = 1,
 ) -> tuple[PoolLayout, ...]:
@@ -29,8 +30,9 @@ def plan_pools(
 
     The number of blocks is given, or follows from a budget. `unified` gives all of that to the one
     pool. `split` divides it for good: so that `num_seqs` sequences of the largest common length
-    fit, and what is left goes to the pools that grow. Ranks of one engine get equally many blocks,
-    as their parts have the same size.
+    fit, and what is left goes to the pools that grow. States that are kept when their sequence goes
+    on get blocks as well, for a quarter of the budget at most. Ranks of one engine get equally many
+    blocks, as their parts have the same size.
 
     Args:
         layers: Layer name -> spec of the whole model, or of one rank where `tp_size` is 1.
@@ -41,6 +43,7 @@ def plan_pools(
         memory_bytes: Budget of this rank, which counts where `num_blocks` is None.
         kernel_block_size: Tokens per block that kernels see; None: a whole block.
         num_seqs: Sequences that a fixed division of the budget is made for.
+        kept_states: States of a layer beyond those of sequences, in that division.
         tp_rank: The rank.
         tp_size: Tensor-parallel ranks.
 
@@ -63,7 +66,7 @@ def plan_pools(
         for part in ([groups] if policy == "unified" else [(group,) for group in groups])
     )
     if num_blocks is None:
-        counts = _blocks_of_budget(pools, policy, memory_bytes or 0, num_seqs)
+        counts = _blocks_of_budget(pools, policy, memory_bytes or 0, num_seqs, kept_states)
     else:
         counts = [num_blocks] * len(pools) if isinstance(num_blocks, int) else list(num_blocks)
     expect(len(counts) == len(pools), "num_blocks", f"{len(pools)} counts, one a pool", counts)
@@ -71,22 +74,32 @@ def plan_pools(
 
 
 def _blocks_of_budget(
-    pools: Sequence[PoolLayout], policy: str, memory_bytes: int, num_seqs: int
+    pools: Sequence[PoolLayout], policy: str, memory_bytes: int, num_seqs: int, kept_states: int
 ) -> list[int]:
     """Blocks of each pool, null blocks included."""
     expect(num_seqs > 0, "num_seqs", "at least 1", num_seqs)
+    expect(kept_states >= 0, "kept_states", "at least 0", kept_states)
     if policy == "unified":
         [pool] = pools
         _expect_enough(memory_bytes, (sequence_blocks(pool, 1) + 1) * pool.block_bytes)
         return [memory_bytes // pool.block_bytes]
 
+    beyond = [1] * len(pools)
+
     def needed(num_tokens: int) -> list[int]:
-        return [num_seqs * sequence_blocks(pool, num_tokens) + 1 for pool in pools]
+        blocks = [num_seqs * sequence_blocks(pool, num_tokens) for pool in pools]
+        return [count + more for count, more in zip(blocks, beyond, strict=True)]
 
     def nbytes(counts: Sequence[int]) -> int:
         return sum(n * pool.block_bytes for n, pool in zip(counts, pools, strict=True))
 
-    _expect_enough(memory_bytes, nbytes(needed(1)))
+    least = nbytes(needed(1))
+    _expect_enough(memory_bytes, least)
+    states = [i for i, pool in enumerate(pools) if not pool.groups[0].group.spec.has_tokens]
+    room = min(memory_bytes // 4, memory_bytes - least)
+    state_bytes = sum(pools[i].block_bytes for i in states)
+    for i in states:
+        beyond[i] += min(kept_states, room // state_bytes)
     counts = needed(largest(lambda num_tokens: nbytes(needed(num_tokens)) <= memory_bytes))
     for i, pool in enumerate(pools):
         spec = pool.groups[0].group.spec

@@ -55,6 +55,9 @@ class StepBatch:
         embedded: Embeddings of the new tokens, where a model's layers look back at them.
         angles: What rotary positions make of `positions`; the first layer that asks for some has
             them computed for all.
+        before: Blocks that are copied before the tokens are computed, in all layers: group, block
+            that is read, block that is written; on the CPU. None for none.
+        after: Those that are copied afterwards.
     """
 
     token_ids: Int64[Tensor, " num_tokens"]
@@ -70,6 +73,8 @@ class StepBatch:
     schedules: dict[int, AttentionSchedule | None] = field(default_factory=dict)
     embedded: Tensor | None = None
     angles: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    before: Int32[Tensor, "num_before 3"] | None = None
+    after: Int32[Tensor, "num_after 3"] | None = None
 
     def to(self, device: torch.device) -> StepBatch:
         """The same on a device, without what layers have made; itself if it is there."""

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from blockstride import kernels
 from blockstride.layouts import CacheSpec, KVCachePool
 from blockstride.models.batch import StepBatch
+from blockstride.models.block_copies import copy_blocks
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Checkpoint, Part
 from blockstride.models.families import model_family
@@ -123,13 +124,15 @@ class HybridModel:
         Raises:
             ValueError: A pool laid a layer out for another spec than it has.
         """
-        groups = [(pool, placement.group) for pool in pools for placement in pool.layout.groups]
-        for index, (pool, group) in enumerate(groups):
-            for name in group.layer_names:
+        self._groups = [(pool, placed) for pool in pools for placed in pool.layout.groups]
+        for index, (pool, placed) in enumerate(self._groups):
+            for name in placed.group.layer_names:
                 self.mixers[name].bind(pool, name, index)
 
     def forward(self, batch: StepBatch) -> Float[Tensor, "num_rows vocab_size"]:
         """Logits after the tokens that `batch.logits_rows` names; caches take in all new tokens."""
+        if batch.before is not None:
+            copy_blocks(self._groups, batch.before)
         hidden = embedding(batch.token_ids, self.embedding)
         if self.config.embedding_multiplier != 1:
             hidden *= self.config.embedding_multiplier
@@ -140,6 +143,8 @@ class HybridModel:
         )
         for branch in self.branches:
             hidden, residual = self._run(branch, hidden, residual, batch)
+        if batch.after is not None:
+            copy_blocks(self._groups, batch.after)
         hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
         hidden, _ = kernels.rms_norm(
             hidden, self.final_gain, self.config.rms_norm_eps, residual=residual

@@ -22,6 +22,16 @@ def add_cache_dtypes(caches: argparse._ActionsContainer) -> None:
         caches.add_argument(option, default="auto", help=text)
 
 
+def add_prefix_caching(caches: argparse._ActionsContainer) -> None:
+    """Declares the option."""
+    caches.add_argument(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_false",
+        help="compute every prompt from its first token, and keep no states for later ones",
+    )
+
+
 def held_dtypes(specs: Iterable[CacheSpec]) -> dict[str, str]:
     """What caches hold (`k`, `conv`, `ssm`, ...) -> the word for its type."""
     return {

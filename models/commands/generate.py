@@ -14,6 +14,7 @@ from rich.table import Table
 from blockstride.checks import FLOATS, expect
 from blockstride.dtypes import words
 from blockstride.models.commands.answers import write_answers
+from blockstride.models.commands.cache_dtypes import add_prefix_caching
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
 from blockstride.models.commands.output import Output, say
@@ -141,6 +142,7 @@ def _add_caches(caches: Any, defaults: EngineConfig) -> None:
         help=f"of recurrent states: auto, {words(FLOATS)}; auto: fp32",
     )
     caches.add_argument("--conv-order", default="DS", help=f"DS or SD convolution states {default}")
+    add_prefix_caching(caches)
 
 
 def option_names(args: argparse.Namespace) -> dict[str, str]:
@@ -217,6 +219,7 @@ def _load(args: argparse.Namespace, folder: Path) -> LLM:
         ssm_dtype=args.ssm_dtype,
         conv_order=args.conv_order,
         tp_size=args.tp,
+        prefix_caching=args.prefix_caching,
     )
     options = {"dtype": args.dtype, "device": args.device}
     prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
@@ -270,6 +273,10 @@ def _add_engine(table: Table, report: EngineReport) -> None:
     table.add_row("prompt tokens", f"{stats.prefill_tokens} at {stats.prefill_rate:,.0f} tokens/s")
     table.add_row("new tokens", f"{stats.decode_tokens} at {stats.decode_rate:,.0f} tokens/s")
     table.add_row("preemptions", f"{report.num_preemptions}")
+    if (prefixes := report.prefixes) is not None:
+        hits = f"{prefixes.hit_tokens} of {prefixes.asked_tokens} tokens"
+        kept = f"{prefixes.kept_states} states kept, {prefixes.evicted_blocks} blocks evicted"
+        table.add_row("known prefixes", f"{hits}; {kept}")
     for layout in report.pools:
         kinds = ", ".join(dict.fromkeys(placement.group.spec.kind for placement in layout.groups))
         blocks = f"{layout.num_blocks - 1} blocks of {layout.block_bytes:,} bytes"

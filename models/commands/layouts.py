@@ -26,10 +26,15 @@ from blockstride.layouts import (
 )
 from blockstride.layouts.accounting import MAX_TOKENS, GroupAccount, account
 from blockstride.layouts.drawing import draw
-from blockstride.models.commands.cache_dtypes import add_cache_dtypes, describe_dtypes
+from blockstride.models.commands.cache_dtypes import (
+    add_cache_dtypes,
+    add_prefix_caching,
+    describe_dtypes,
+)
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
 from blockstride.models.engine import EngineConfig
+from blockstride.models.engine.pools import kept_states
 from blockstride.models.families import cache_specs
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -51,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conv-order", default="DS", help="DS or SD convolution states")
     parser.add_argument("--memory", default="8GiB", help="memory of a rank for its caches")
     parser.add_argument("--num-seqs", type=whole, default=8, help="sequences at a time")
+    add_prefix_caching(parser)
     parser.add_argument("--json", action="store_true", help="print numbers for a program")
 
 
@@ -100,6 +106,7 @@ def _plan(
         memory_bytes=_nbytes(args.memory),
         kernel_block_size=args.kernel_block_size,
         num_seqs=args.num_seqs,
+        kept_states=kept_states(args.num_seqs, args.prefix_caching),
         tp_size=args.tp,
     )
 

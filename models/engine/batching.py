@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from blockstride.kernels import PAD_SLOT_ID
 from blockstride.layouts import GroupPlacement
 from blockstride.models.batch import GroupTable, StepBatch
-from blockstride.models.engine.block_manager import BlockManager
+from blockstride.models.engine.block_manager import BlockManager, Copy
 from blockstride.models.engine.scheduler import Scheduled
 
 
@@ -43,6 +44,11 @@ def make_batch(
         _group_table(table, group, int(ends.max()), sequence, position)
         for table, group in zip(blocks.tables(rows), groups, strict=True)
     )
+    stored = np.array([s.request.num_stored for s in step])
+    if (stored > starts).any():
+        is_stored = position < stored[sequence]
+        pairs = zip(tables, groups, strict=True)
+        tables = tuple(_without(table, group, is_stored) for table, group in pairs)
     return StepBatch(
         token_ids=torch.tensor(tokens, dtype=torch.int64),
         query_start_loc=_tensor(query_start_loc.astype(np.int32)),
@@ -54,7 +60,22 @@ def make_batch(
         logits_rows=_tensor(logits_rows),
         max_query_len=int(lens.max()),
         is_decode=bool((lens == 1).all() and (starts > 0).all()),
+        before=_copies(s.before for s in step),
+        after=_copies(s.after for s in step),
     )
+
+
+def _without(table: GroupTable, group: GroupPlacement, is_stored: np.ndarray) -> GroupTable:
+    """A table whose tokens are not written again that are stored where all are kept."""
+    if table.slot_mapping is None or group.group.spec.window is not None:
+        return table
+    slots = table.slot_mapping.masked_fill(_tensor(is_stored), PAD_SLOT_ID)
+    return GroupTable(table.block_table, slots)
+
+
+def _copies(of_requests: Iterable[Sequence[Copy]]) -> Tensor | None:
+    copies = [copy for copies in of_requests for copy in copies]
+    return torch.tensor(copies, dtype=torch.int32) if copies else None
 
 
 def _new_tokens(scheduled: Scheduled, end: int) -> list[int]:

@@ -33,6 +33,7 @@ class EngineConfig:
         prefill_chunk: Most tokens of one request in a step; a whole step when None.
         max_len: Most tokens of a request; what the model and the cache allow when None.
         tp_size: Tensor-parallel ranks, each a process.
+        prefix_caching: Whether what one request has computed serves others that begin alike.
         poison: Debugging mode: fill what no kernel may read with NaN.
 
     Raises:
@@ -54,6 +55,7 @@ class EngineConfig:
     prefill_chunk: int | None = None
     max_len: int | None = None
     tp_size: int = 1
+    prefix_caching: bool = True
     poison: bool = False
 
     def __post_init__(self) -> None:

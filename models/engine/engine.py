@@ -23,6 +23,7 @@ from blockstride.models.engine.limits import PromptLimits
 from blockstride.models.engine.logit_changes import LogitChanges, change_logits
 from blockstride.models.engine.logprobs import new_logprobs, tell_prompt_logprobs
 from blockstride.models.engine.pools import make_pools
+from blockstride.models.engine.prefix_cache import PrefixCache
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampler import sample
@@ -100,6 +101,7 @@ class Engine:
             config.max_num_batched_tokens,
             config.prefill_chunk or config.max_num_batched_tokens,
             self._on_freed,
+            PrefixCache(self.blocks) if config.prefix_caching else None,
         )
         self._ids = count()
         model.bind(self.pools)
@@ -183,10 +185,7 @@ class Engine:
         try:
             return self._run(step) if step else []
         except BaseException:
-            # some states have taken their tokens in, and others haven't
-            for request in (scheduled.request for scheduled in reversed(step)):
-                if request.finish_reason is None:
-                    self.scheduler.preempt(request)
+            self.scheduler.on_failed(step)
             raise
 
     def _run(self, step: Sequence[Scheduled]) -> list[TokenEvent]:
@@ -195,8 +194,7 @@ class Engine:
             self._timer.settle()
         logits = self._forward(batch)
         scored = [(s.request, s.scored) for s in step if s.request.scores_prompt]
-        for scheduled in step:
-            scheduled.request.num_cached += scheduled.num_new
+        self.scheduler.on_computed()
         done = [s.request for s in step if s.request.num_uncached == 0]
         if scored:
             logits, of_prompts = logits.split([len(done), len(logits) - len(done)])
@@ -245,7 +243,9 @@ class Engine:
         layouts = tuple(pool.layout for pool in self.pools)
         self._timer.settle()
         preemptions, free = self.scheduler.num_preemptions, self.blocks.num_free
-        return EngineReport(self.stats, preemptions, free, layouts)
+        prefixes = self.scheduler.prefixes
+        found = None if prefixes is None else prefixes.stats
+        return EngineReport(self.stats, preemptions, free, layouts, prefixes=found)
 
     def release(self, request_id: int) -> None:
         """Frees the blocks of a request that is not scheduled here any more."""

@@ -18,7 +18,16 @@ from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.memory import expect_room
 from blockstride.models.parallel import TensorParallel
 
+STATES_A_REQUEST = 3
+"""States that are kept for later requests, for each that runs: where it parted from an earlier one,
+after its prompt, after its answer."""
+
 logger = logging.getLogger(__name__)
+
+
+def kept_states(num_seqs: int, prefix_caching: bool) -> int:
+    """States of a layer that an engine makes room for beyond those of requests that run."""
+    return STATES_A_REQUEST * num_seqs if prefix_caching else 0
 
 
 def plan_model_pools(
@@ -44,6 +53,7 @@ def plan_model_pools(
             num_blocks=config.num_blocks,
             kernel_block_size=config.kernel_block_size,
             num_seqs=config.max_num_seqs,
+            kept_states=kept_states(config.max_num_seqs, config.prefix_caching),
             tp_rank=parallel.rank,
             tp_size=parallel.size,
         )

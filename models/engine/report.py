@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockstride.layouts import PoolLayout
+from blockstride.models.engine.prefix_store import PrefixStats
 from blockstride.transfer.connector import Counters
 
 
@@ -59,6 +60,7 @@ class EngineReport:
         pools: Where its caches lie, on rank 0.
         engine_id: Its name, where there are several.
         transfers: What rank 0 has read from other engines; None when it hands nothing over.
+        prefixes: What requests had in common with earlier ones; None where that is not looked at.
         failed_reads: Requests that were computed again, as their blocks didn't arrive.
     """
 
@@ -68,4 +70,5 @@ class EngineReport:
     pools: tuple[PoolLayout, ...]
     engine_id: str = ""
     transfers: Counters | None = None
+    prefixes: PrefixStats | None = None
     failed_reads: int = 0

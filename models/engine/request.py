@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
+from jaxtyping import Int32
 
 from blockstride.models.engine.logit_changes import LogitChanges
 from blockstride.models.engine.sampling import SamplingParams
@@ -31,6 +35,11 @@ class Request:
         hands_over: Whether it goes on elsewhere once it has its next token.
         num_cached: Tokens whose keys, values and states are in the cache; falls to 0 when the
             request is preempted, and is made up for by computing them again.
+        num_stored: Tokens whose keys and values are in the cache where those of all tokens are;
+            more than `num_cached` where only the states after them are missing.
+        num_resumed: `num_cached` when it was last admitted: what others had computed.
+        keep_after: Numbers of tokens after which what is in the cache is kept for other requests,
+            and at which its steps end therefore, the next first.
         seed: That of `params`, or one of its own.
         logprobs: Of the tokens that were generated here, where `params` ask for them.
         scores_prompt: Whether to tell how likely its prompt was; whoever generated tokens before
@@ -49,6 +58,9 @@ class Request:
     changes: LogitChanges | None = None
     hands_over: bool = False
     num_cached: int = 0
+    num_stored: int = 0
+    num_resumed: int = 0
+    keep_after: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     error: str = ""
@@ -59,6 +71,11 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.scores_prompt = self.params.prompt_logprobs is not None and not self.output_ids
+
+    @cached_property
+    def prompt(self) -> Int32[np.ndarray, " num_tokens"]:
+        """The prompt, to be compared with others."""
+        return np.array(self.prompt_ids, np.int32)
 
     @property
     def num_tokens(self) -> int:

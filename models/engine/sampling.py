@@ -59,9 +59,10 @@ class SamplingParams:
             here changes them.
         prompt_logprobs: The same for the tokens of the prompt, all of whose logits are computed
             then: an engine's `prefill_chunk` says how many at a time.
-        n: Independent answers to each prompt, each of which computes it. All of one seed are
-            reproducible: the first is that of the seed alone, the others have seeds made of it
-            (`answer_seed`).
+        n: Independent answers to each prompt, which is computed about once where an engine has
+            prefix caching. All of one seed are reproducible: the first is that of the seed alone,
+            the others have seeds made of it (`answer_seed`).
+        cache_salt: What a request has computed serves those alone that have the same one.
 
     Raises:
         TypeError: A parameter of another type; numbers may be numpy's.
@@ -92,6 +93,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         for name, value in {**self._numbers(), **self._counts(), **self._sets()}.items():
@@ -124,6 +126,7 @@ class SamplingParams:
 
     def _counts(self) -> dict[str, Any]:
         """The fields that are whole numbers, or True or False."""
+        expect_type(self.cache_salt, "cache_salt", str, "a text")
         for name in ("ignore_eos", "include_stop"):
             expect_type(getattr(self, name), name, (bool, np.bool_), "True or False")
         most, seed, least = self.max_tokens, self.seed, self.min_tokens

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from blockstride.models.engine.admission import Admission
-from blockstride.models.engine.block_manager import BlockManager
+from blockstride.models.engine.block_manager import BlockManager, Copy
+from blockstride.models.engine.prefix_cache import PrefixCache
 from blockstride.models.engine.request import Request
 
 Fetch = Callable[[Request], object]
@@ -15,10 +16,24 @@ Fetch = Callable[[Request], object]
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A request that runs in a step, and the tokens of it that are computed: the first uncached."""
+    """A request that runs in a step, and the tokens of it that are computed: the first uncached.
+
+    Attributes:
+        request: The request.
+        num_new: Its tokens.
+        before: What is copied for it before they are computed: what others have left.
+        after: What is copied afterwards, to be left for others.
+    """
 
     request: Request
     num_new: int
+    before: Sequence[Copy] = ()
+    after: Sequence[Copy] = ()
+
+    @property
+    def stop(self) -> int:
+        """Tokens of the request that are cached after the step."""
+        return self.request.num_cached + self.num_new
 
     @property
     def scored(self) -> range:
@@ -41,6 +56,7 @@ class Scheduler:
         max_num_batched_tokens: Most tokens of a step.
         prefill_chunk: Most tokens of one request in a step.
         on_freed: Called with the freed blocks of each pool.
+        prefixes: What requests have computed that others may begin with; None to forget it.
 
     Attributes:
         waiting: Requests that are not admitted, first come first.
@@ -54,6 +70,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefill_chunk: int,
         on_freed: Callable[[list[list[int]]], None],
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -64,7 +81,9 @@ class Scheduler:
         self.num_preemptions = 0
         self._admission = Admission(blocks, self.prefill_chunk)
         self._fetches: dict[int, Fetch] = {}
-        self._on_freed = on_freed
+        self._step: list[Scheduled] = []
+        self._on_freed = blocks.on_freed = on_freed
+        self.prefixes = prefixes
 
     @property
     def has_work(self) -> bool:
@@ -100,6 +119,8 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self.detach(request)
+            if self.prefixes is not None and request.finish_reason != "error":
+                self.prefixes.donate(request)
         self._on_freed(self.blocks.release(request.request_id))
 
     def detach(self, request: Request) -> None:
@@ -124,8 +145,15 @@ class Scheduler:
         admitted = [*self.running, *self.arriving]
         if not (self.blocks.has_row and self._admission.admits(request, admitted)):
             return False
-        num_tokens = 0 if fetch is None else request.num_tokens - 1
-        if not self.blocks.reserve(request.request_id, num_tokens, num_tokens):
+        if fetch is None and self.prefixes and self.prefixes.awaits(request, self.running):
+            return False
+        if fetch is not None:
+            num_tokens = request.num_tokens - 1
+            has_blocks = self.blocks.reserve(request.request_id, num_tokens, num_tokens)
+        else:
+            is_known = self.prefixes is not None and self.prefixes.adopt(request)
+            has_blocks = is_known or self.blocks.reserve(request.request_id, 0, 0)
+        if not has_blocks:
             return False
         self.waiting.popleft()
         if fetch is None:
@@ -150,7 +178,8 @@ class Scheduler:
             request = self.running[index]
             count = self._reserve(request, budget)
             if count > 0:
-                step.append(Scheduled(request, count))
+                copies = tuple(self.blocks.copies(request.request_id))
+                step.append(Scheduled(request, count, copies))
                 budget -= count
             elif self.running[-1] is not request:
                 self.preempt(self.running[-1])
@@ -158,11 +187,43 @@ class Scheduler:
             # the youngest waits with what it has: it loses that only to an older one
             index += 1
         self._admission.on_computed(self.max_num_batched_tokens - budget)
-        return step
+        # what others may want comes after what these need
+        self._step = [self._with_states_kept(scheduled) for scheduled in step]
+        return self._step
+
+    def _with_states_kept(self, scheduled: Scheduled) -> Scheduled:
+        if self.prefixes is None or [scheduled.stop] != scheduled.request.keep_after[:1]:
+            return scheduled
+        return replace(scheduled, after=self.prefixes.room_for_states(scheduled.request))
+
+    def on_computed(self) -> None:
+        """The step is computed: requests have more in the cache, and some leave it for others."""
+        step, self._step = self._step, []
+        for scheduled in step:
+            request = scheduled.request
+            request.num_cached = scheduled.stop
+            if scheduled.before:
+                self.blocks.on_copied(request.request_id)
+            if [request.num_cached] == request.keep_after[:1] and self.prefixes is not None:
+                self.prefixes.on_computed(request, scheduled.after)
+
+    def on_failed(self, step: Sequence[Scheduled]) -> None:
+        """A step has not come to its end: its requests are computed again, from the start.
+
+        Some states have taken in their tokens, and others haven't.
+        """
+        for copy in (copy for scheduled in self._step for copy in scheduled.after):
+            self.blocks.leave(copy.group, [copy.target])
+        self._step = []
+        for request in (scheduled.request for scheduled in reversed(step)):
+            if request.finish_reason is None:
+                self._restart(request)
 
     def _reserve(self, request: Request, budget: int) -> int:
         """Gives a request blocks for its next tokens; returns how many, 0 if there are none."""
         count = min(request.num_uncached, self.prefill_chunk, budget)
+        if request.keep_after:
+            count = min(count, request.keep_after[0] - request.num_cached)
         is_alone = len(self.running) == 1
         while not self._fits(request, count):
             # a window and a long chunk may be more than a pool holds
@@ -176,11 +237,20 @@ class Scheduler:
         return self.blocks.reserve(request.request_id, cached, cached + count)
 
     def preempt(self, request: Request) -> None:
-        """Puts a request that runs back to the head of the queue, to be computed again."""
+        """Puts a request that runs back to the head of the queue, to be computed again.
+
+        What it has computed is kept as long as nobody needs its blocks more.
+        """
+        if self.prefixes is not None:
+            self.prefixes.donate(request)
+        self._restart(request)
+
+    def _restart(self, request: Request) -> None:
         self.running.remove(request)
         self._admission.on_preempted(request)
         self._on_freed(self.blocks.release(request.request_id))
-        request.num_cached = 0
+        request.num_cached = request.num_stored = request.num_resumed = 0
+        request.keep_after = []
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)

@@ -95,6 +95,7 @@ def test_numbers_are_those_of_the_pools_that_an_engine_would_make(command, polic
         block_size=choose_block_size(model, policy),
         memory_bytes=2 << 30,
         num_seqs=3,
+        kept_states=9,
         tp_size=tp,
     )
     assert [pool["num_blocks"] for pool in report["pools"]] == [pool.num_blocks for pool in pools]

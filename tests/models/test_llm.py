@@ -18,8 +18,8 @@ def test_attention_is_planned_once_a_step_for_all_layers(make_reference, monkeyp
     plan, attend = kernels.attention_schedule, kernels.paged_attention
     plans, calls = [], []
 
-    def count_plan(*arguments, max_query_len):
-        plan(*arguments, max_query_len=max_query_len)
+    def count_plan(*arguments, max_query_len, **options):
+        plan(*arguments, max_query_len=max_query_len, **options)
         plans.append((max_query_len, object()))
         return plans[-1]
 

@@ -1,0 +1,164 @@
+"""Prefix cache: what one request has computed, a later one that begins alike need not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from blockstride.models.engine.block_manager import BlockManager, Copy
+from blockstride.models.engine.prefix_store import PrefixStore
+from blockstride.models.engine.prefix_tree import Match, Tokens, common_length
+from blockstride.models.engine.request import Request
+
+WORTH_WAITING = 16
+"""Tokens that a request waits for another to compute, rather than compute them beside it."""
+
+
+class PrefixCache:
+    """Lends requests what others have computed of their tokens, exactly to the token.
+
+    Keys and values serve any sequence that begins with the same tokens: blocks are shared, and the
+    last of them is copied where it is shared in part. A recurrent state serves only a sequence that
+    goes on right after it. So states are kept where that is likely: after a prompt, after an
+    answer, and where a second sequence has been seen to part from a first. Where the states of the
+    longest known prefix are missing, a request begins after an earlier one, and computes tokens
+    again whose keys and values it needn't store; it leaves the states there to the next. One that
+    comes while another still computes what both begin with waits for that.
+
+    Args:
+        blocks: Owner of the blocks.
+
+    Source: Pan et al., "Marconi: Prefix Caching for the Era of Hybrid LLMs", for states where
+    sequences part.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self.blocks = blocks
+        self.store = PrefixStore(blocks)
+        self.stats = self.store.stats
+
+    def adopt(self, request: Request) -> bool:
+        """Gives a request that is admitted all that is known of its tokens.
+
+        Returns:
+            Whether it holds blocks now; else it begins with nothing, if there is room for that.
+        """
+        tokens = _tokens(request, request.num_tokens)
+        match = self.store.tree.match(tokens, request.params.cache_salt)
+        self.stats.asked_tokens += len(tokens)
+        # at least one token is computed, whose scores are asked for
+        known = min(match.length, len(tokens) - 1)
+        if request.scores_prompt:
+            # so are all of a prompt whose tokens are to be told the scores of
+            known = min(known, len(request.prompt_logprobs))
+        start = self._resumable(match, known)
+        has_states = bool(self.store.state_groups)
+        request.keep_after = [*([known] if has_states and start < known else []), len(tokens)]
+        for node in match.path:
+            self.store.renew(node)
+        shared = known if has_states else start
+        if shared == 0 or not self._lend(request, match, start, shared):
+            return False
+        request.num_cached = request.num_resumed = start
+        request.num_stored = shared
+        self.stats.hit_tokens += start
+        return True
+
+    def awaits(self, request: Request, running: Iterable[Request]) -> bool:
+        """Whether a request had better begin when another has computed what both begin with.
+
+        That one will leave its states there.
+        """
+        if request.scores_prompt:
+            return False
+        match = self.store.tree.match(request.prompt, request.params.cache_salt)
+        known = self._resumable(match, len(request.prompt) - 1)
+        for other in running:
+            if other.num_uncached <= 1 or other.params.cache_salt != request.params.cache_salt:
+                continue
+            common = common_length(other.prompt, request.prompt[:-1])
+            if common >= known + WORTH_WAITING and common > other.num_cached:
+                other.keep_after = sorted({*other.keep_after, common})
+                return True
+        return False
+
+    def _resumable(self, match: Match, most: int) -> int:
+        """Tokens of a match after which a sequence can go on."""
+        most = min(match.length, most)
+        ends = [node.stop for node in match.path if node.states is not None and node.stop <= most]
+        if not self.store.state_groups:
+            ends.append(most)
+        return next((end for end in reversed(ends) if self.store.has_windows(match, end)), 0)
+
+    def _lend(self, request: Request, match: Match, start: int, shared: int) -> bool:
+        """Fills a request's tables; undoes it where its first token finds no room."""
+        store = self.store
+        tables: list[tuple[int, int, np.ndarray]] = []
+        copies: list[tuple[int, int, int]] = []
+        for i, group in enumerate(store.token_groups):
+            spec, size = store.specs[i], store.tree.block_sizes[i]
+            # what a window forgets is not all there, and is stored again
+            length = shared if spec.window is None else start
+            table = store.tree.table(match, i, length)
+            first, whole = spec.live_blocks(length, size).start, length // size
+            tables.append((group, first, table[first:whole]))
+            if length % size:
+                copies.append((group, whole, int(table[whole])))
+        if start and store.state_groups:
+            states = next(node.states for node in match.path if node.stop == start)
+            assert states is not None, "sequences can go on there"
+            for group, block in zip(store.state_groups, states, strict=True):
+                copies.append((group, 0, block))
+        if not self.blocks.adopt(request.request_id, tables, copies):
+            return False
+        if self.blocks.reserve(request.request_id, start, start + 1):
+            return True
+        self.blocks.release(request.request_id)
+        return False
+
+    def room_for_states(self, request: Request) -> list[Copy]:
+        """Blocks for the states after a step, if there is room or they are worth making some.
+
+        Returns:
+            Copies of the request's states, whose targets count as used until `on_computed`.
+        """
+        groups = self.store.state_groups
+        if not groups:
+            return []
+        wanted = [0] * len(self.blocks.pools)
+        for group in groups:
+            wanted[self.blocks.groups[group][0]] += 1
+        spared = (request.keep_after[0] - request.num_resumed) / len(groups)
+        self.store.evict(wanted, self.store.inflation + spared)
+        if not self.blocks.has_free(wanted):
+            return []
+        return self.blocks.new_copies(request.request_id, groups)
+
+    def on_computed(self, request: Request, copies: Sequence[Copy]) -> None:
+        """Keeps what a request has computed up to a token after which its states were left."""
+        length = request.keep_after.pop(0)
+        has_states = bool(copies) or not self.store.state_groups
+        self._insert(request, length, [copy.target for copy in copies] if has_states else None)
+        for copy in copies:
+            self.blocks.leave(copy.group, [copy.target])
+
+    def donate(self, request: Request) -> None:
+        """Keeps what a request has computed, and its states, before it gives its blocks back."""
+        # one that has not run yet has nothing of its own, and its copies are not made
+        if request.num_cached > 0 and not self.blocks.copies(request.request_id):
+            states = self.blocks.states(request.request_id, self.store.state_groups)
+            self._insert(request, request.num_cached, states)
+
+    def _insert(self, request: Request, length: int, states: list[int] | None) -> None:
+        held = self.blocks.tables([self.blocks.row(request.request_id)])
+        tokens = _tokens(request, length)
+        self.store.insert(tokens, request.params.cache_salt, [table[0] for table in held], states)
+
+
+def _tokens(request: Request, length: int) -> Tokens:
+    """The first tokens of a request."""
+    if length <= len(request.prompt):
+        return request.prompt[:length]
+    outputs = request.output_ids[: length - len(request.prompt)]
+    return np.concatenate([request.prompt, np.array(outputs, np.int32)])
