@@ -201,12 +201,13 @@ def ours(family, values):
         mixer: Any = config.delta(TYPES)
         said |= {key: vars(mixer)[name] for key, name in DELTA.items()}
     if isinstance(config, Transformer):
-        mixers = [mixer for of in config.mixers(TYPES) for mixer in of.values()]
+        mixers: list[Any] = [mixer for of in config.mixers(TYPES) for mixer in of.values()]
         said["windows"] = [mixer.window for mixer in mixers]
     if "mlp_only_layers" in said:
         said["mlp_only_layers"] = tuple(said["mlp_only_layers"] or ())
     if isinstance(config, HasRope) and (rotary := config.rotary_of()) is not None:
         rotary.to(torch.device("cpu"))
+        assert rotary.frequencies is not None
         said["frequencies"] = rotary.frequencies.tolist()
     return {key: value for key, value in said.items() if key not in SPELLED}
 

@@ -1,6 +1,6 @@
 """Blocks that layers share, with adapters of their own: transformers' Zamba2 is the oracle."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from safetensors.torch import load_file, save_file
 
@@ -40,7 +40,7 @@ def test_two_hundred_tokens_are_those_of_transformers(make_reference):
 
 def test_shared_weights_lie_in_memory_once(make_reference):
     path = make_reference(family="zamba2").path
-    mixers = load_model(path, EngineConfig(), device="cpu").mixers
+    mixers: dict[str, Any] = load_model(path, EngineConfig(), device="cpu").mixers
     first, second = (mixers[f"layers.{i}.attention"] for i in (1, 3))
     assert first.qkv is second.qkv
     assert first.out is second.out
