@@ -69,7 +69,9 @@ class Key(Generic[Value]):
 
     def name(self, values: Mapping[str, Any]) -> str:
         """What a file calls it, for messages."""
-        return next((name for name in self.names if values.get(name) is not None), self.names[0])
+        told = [name for name in self.names if values.get(name) is not None]
+        there = [name for name in self.names if name in values]
+        return next(iter(told + there), self.names[0])
 
     def stated(self, values: Mapping[str, Any]) -> Any:
         """What a file says, or means by saying nothing; None for null and for `"auto"`."""

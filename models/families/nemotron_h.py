@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-import torch
-
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.checkpoint import Part
+from blockstride.models.families.grouped_experts import HasGroupedExperts
 from blockstride.models.families.keys import anything, constant, count, number, optional, switch
 from blockstride.models.families.mamba2_hybrid import RunsMamba2
 from blockstride.models.families.roles import ATTENTION, MAMBA2, HasAttention
@@ -20,14 +19,13 @@ from blockstride.models.modules import (
     Latent,
     LayerWeights,
     Mixer,
-    Router,
 )
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """What `hybrid_override_pattern` writes for a layer."""
 
 
-class NemotronH(HasAttention, RunsMamba2):
+class NemotronH(HasGroupedExperts, HasAttention, RunsMamba2):
     """Nemotron-H (NVIDIA 2025). The list of its layers tells their number.
 
     Attributes:
@@ -36,14 +34,7 @@ class NemotronH(HasAttention, RunsMamba2):
         mlp_hidden_act: Activation of MLPs and experts; only `"relu2"` exists.
         mlp_bias: Whether the projections of MLPs have a bias, those of experts apart.
         time_step_min: Lowest step of the recurrence.
-        n_routed_experts: Experts of a layer that has some.
-        num_experts_per_tok: Experts that each token visits there.
-        n_group: Groups that the experts stand in,
-        topk_group: and those that a token's experts come from.
-        norm_topk_prob: Whether the weights of a token's experts add up to one.
-        routed_scaling_factor: What they are multiplied by.
-        moe_intermediate_size: Inner width of an expert,
-        shared_inner: and of the MLP that every token visits beside them.
+        shared_inner: Inner width of the MLP that every token visits beside experts.
         moe_latent_size: Width of what experts see; that of the residual stream when None.
     """
 
@@ -77,12 +68,7 @@ class NemotronH(HasAttention, RunsMamba2):
     mamba_proj_bias = switch(False, "use_bias")
     time_step_limit = constant((0.0, inf))
     time_step_min = number(1e-3, "mamba_dt_min", "time_step_min")
-    n_routed_experts = count(8, "num_local_experts", "n_routed_experts")
-    num_experts_per_tok = count(2)
-    n_group = count(1)
-    topk_group = count(1)
-    norm_topk_prob = switch(True)
-    routed_scaling_factor = number(1.0)
+    num_experts = count(8, "num_local_experts", "n_routed_experts")
     moe_intermediate_size = count(7688)
     shared_inner = count(7688, "moe_shared_expert_intermediate_size")
     moe_latent_size = optional()
@@ -117,7 +103,7 @@ class NemotronH(HasAttention, RunsMamba2):
 
     def _experts(self, weights: LayerWeights) -> ExpertMLP:
         """Experts, which files have one by one, or all in one."""
-        count, latent, dim = self.n_routed_experts, None, self.hidden_size
+        count, latent, dim = self.num_experts, None, self.hidden_size
         if self.moe_latent_size is not None:
             names, dim = ("fc1_latent_proj", "fc2_latent_proj"), self.moe_latent_size
             latent = Latent(weights, names, self.hidden_size, dim, self.mlp_bias)
@@ -129,19 +115,4 @@ class NemotronH(HasAttention, RunsMamba2):
         else:
             each = [under.plain_mlp(f"{i}.", dim, inner, False) for i in range(count)]
             up, down = ([mlp[name] for mlp in each] for name in ("up", "down"))
-        return ExpertMLP(self._router(weights.under("gate")), up, down, gate=None, latent=latent)
-
-    def _router(self, weights: LayerWeights) -> Router:
-        """Chooses experts in float32, whatever weights are."""
-        count, wide = self.n_routed_experts, torch.float32
-        return Router(
-            weights.tensor("weight", count, self.hidden_size, dtype=wide),
-            self.num_experts_per_tok,
-            is_renormalised=self.norm_topk_prob,
-            is_sigmoid=True,
-            correction=weights.tensor("e_score_correction_bias", count, dtype=wide),
-            num_groups=self.n_group,
-            num_chosen_groups=self.topk_group,
-            scale=self.routed_scaling_factor,
-            floor=1e-20,
-        )
+        return ExpertMLP(self.router(weights.under("gate")), up, down, gate=None, latent=latent)
