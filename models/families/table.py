@@ -11,6 +11,7 @@ from blockstride.models.families.gpt_oss import GptOss
 from blockstride.models.families.granite import GraniteHybrid
 from blockstride.models.families.granite3 import Granite
 from blockstride.models.families.jamba import Jamba
+from blockstride.models.families.kimi_linear import KimiLinear
 from blockstride.models.families.lfm2 import Lfm2
 from blockstride.models.families.lfm2_moe import Lfm2Moe
 from blockstride.models.families.llama import Llama, Mistral
@@ -35,6 +36,7 @@ FAMILIES: dict[str, type[Family]] = {
     "granite": Granite,
     "granitemoehybrid": GraniteHybrid,
     "jamba": Jamba,
+    "kimi_linear": KimiLinear,
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
     "llama": Llama,

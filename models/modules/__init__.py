@@ -5,7 +5,9 @@ from blockstride.models.modules.branch import Branch
 from blockstride.models.modules.delta import DeltaMixer, DeltaNames
 from blockstride.models.modules.experts import ExpertMLP
 from blockstride.models.modules.head_norm import HeadNorm
+from blockstride.models.modules.kimi_delta import KimiDeltaMixer
 from blockstride.models.modules.latent import Latent
+from blockstride.models.modules.latent_attention import LatentAttentionMixer
 from blockstride.models.modules.mamba1 import Mamba1Mixer
 from blockstride.models.modules.mamba2 import Mamba2Mixer
 from blockstride.models.modules.mlp import MLP, GatedMLP
@@ -31,7 +33,9 @@ __all__ = [
     "FeedForward",
     "GatedMLP",
     "HeadNorm",
+    "KimiDeltaMixer",
     "Latent",
+    "LatentAttentionMixer",
     "LayerWeights",
     "Mamba1Mixer",
     "Mamba2Mixer",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -137,7 +139,8 @@ class AttentionMixer(Mixer):
         if self.norm is not None:
             self.norm.forward(query, key)
         self._cache_new_tokens(query, key, value, batch)
-        out = self._attend(query, batch)
+        how = {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
+        out = attend(self, query, batch, **how, sinks=self.sinks)
         if gate is not None:
             out *= gate.sigmoid()
         return kernels.linear(out.flatten(1), self.out, self.out_bias)
@@ -153,25 +156,26 @@ class AttentionMixer(Mixer):
         new = (key, value, cache.key_cache, cache.value_cache, slots)
         kernels.kv_cache_update(*new, rotary=angles, query=turned)
 
-    def _attend(self, query: Tensor, batch: StepBatch) -> Tensor:
-        """What each head finds, by a plan that layers of a group share."""
-        call = (
-            query,
-            self.cache.key_cache,
-            self.cache.value_cache,
-            batch.tables[self.group].block_table,
-            batch.seq_lens,
-            batch.query_start_loc,
+
+def attend(mixer: Mixer, query: Tensor, batch: StepBatch, **how: Any) -> Tensor:
+    """What each head finds in the cache of a mixer, by a plan that layers of a group share.
+
+    Args:
+        mixer: Whose cache.
+        query: Queries of the new tokens `[num_tokens, heads, head_size]`.
+        batch: The step.
+        how: The rest as `kernels.paged_attention` has it by keyword.
+    """
+    call = (
+        query,
+        mixer.cache.key_cache,
+        mixer.cache.value_cache,
+        batch.tables[mixer.group].block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+    )
+    if mixer.group not in batch.schedules:
+        batch.schedules[mixer.group] = kernels.attention_schedule(
+            *call, window=how.get("window"), max_query_len=batch.max_query_len
         )
-        if self.group not in batch.schedules:
-            batch.schedules[self.group] = kernels.attention_schedule(
-                *call, window=self.window, max_query_len=batch.max_query_len
-            )
-        return kernels.paged_attention(
-            *call,
-            scale=self.scale,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            sinks=self.sinks,
-            schedule=batch.schedules[self.group],
-        )
+    return kernels.paged_attention(*call, schedule=batch.schedules[mixer.group], **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from blockstride.models.modules.weights import LayerWeights
 
 PROJECTED = "qkvzba"
 """What the projections in make of a token: query, key, value, gate, strength and decay."""
+
+Rows: TypeAlias = tuple[int, Interval]
+"""Rows of a projection on all ranks together, and those of this rank."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,10 @@ class DeltaMixer(Mixer):
         key = tp.share("linear_num_key_heads", keys, unit=self.key_dim, is_replicated=True)
         value = tp.share("linear_num_value_heads", values, unit=self.value_dim)
         heads = Interval(value.start // self.value_dim, value.stop // self.value_dim)
-        shares = dict(zip(PROJECTED, (key, key, value, value, heads, heads), strict=True))
-        extents = (keys, keys, values, values, self.num_value_heads, self.num_value_heads)
-        self.in_proj = kernels.pack_weight(
-            self._projections(weights, dict(zip(PROJECTED, extents, strict=True)), shares)
-        )
+        by_head = (self.num_value_heads, heads)
+        extents = {"q": (keys, key), "k": (keys, key), "v": (values, value), "b": by_head}
+        rows = extents | self.gate_rows((values, value), by_head)
+        self.in_proj = kernels.pack_weight(self._projections(weights, rows))
         channels = [key, _after(keys, key), _after(2 * keys, value)]
         size = 2 * keys + values
         convolutions = self.names.convolutions
@@ -110,29 +113,42 @@ class DeltaMixer(Mixer):
         self.out = weights.matrix(
             f"{self.names.out}.weight", self.hidden_size, values, Part(1, value)
         )
-        wide = {"dtype": torch.float32, "part": Part(0, heads)}
-        self.dt_bias = weights.tensor("dt_bias", self.num_value_heads, **wide)
-        self.A = -torch.exp(weights.tensor("A_log", self.num_value_heads, **wide))
         # heads share it; a gate in rows of all heads is read in place
         self.norm = weights.tensor(f"{self.names.norm}.weight", self.value_dim).repeat(heads.size)
         self.conv_sizes = [key.size, key.size, value.size]
-        self.sizes = [sum(self.conv_sizes), value.size, heads.size, heads.size]
+        self.sizes = [sum(self.conv_sizes), *(rows[letter][1].size for letter in "zba")]
+        self.load_gates(weights, value, heads)
 
-    def _projections(
-        self, weights: LayerWeights, extents: Mapping[str, int], shares: Mapping[str, Interval]
-    ) -> Tensor:
+    def gate_rows(self, values: Rows, by_head: Rows) -> dict[str, Rows]:
+        """What the projections in make of a gate z, and of a decay a.
+
+        Args:
+            values: Elements of all values, and those of this rank.
+            by_head: Value heads, and those of this rank.
+        """
+        return {"z": values, "a": by_head}
+
+    def load_gates(self, weights: LayerWeights, value: Interval, heads: Interval) -> None:
+        """Reads what decays are made of, for the elements of values and the heads of this rank."""
+        wide = {"dtype": torch.float32, "part": Part(0, heads)}
+        self.dt_bias = weights.tensor("dt_bias", self.num_value_heads, **wide)
+        self.A = -torch.exp(weights.tensor("A_log", self.num_value_heads, **wide))
+
+    def _projections(self, weights: LayerWeights, rows: Mapping[str, Rows]) -> Tensor:
         """The rank's rows of all that is in `PROJECTED`, one after the other."""
         groups = self.num_key_heads if self.names.by_key_head else 1
         read: dict[str, Tensor] = {}
         for name, letters in self.names.projections.items():
-            shape = (sum(extents[letter] for letter in letters), self.hidden_size)
+            shape = (sum(rows[letter][0] for letter in letters), self.hidden_size)
             start = 0
             for letter in letters:
-                size = extents[letter] // groups
-                own = _in_groups(shares[letter], size, shape[0] // groups, groups)
+                extent, share = rows[letter]
+                size = extent // groups
+                own = _in_groups(share, size, shape[0] // groups, groups)
                 parts = [Part(0, _after(start, part)) for part in own]
-                rows = [weights.tensor(f"{name}.weight", *shape, part=part) for part in parts]
-                read[letter] = torch.cat(rows)
+                read[letter] = torch.cat(
+                    [weights.tensor(f"{name}.weight", *shape, part=part) for part in parts]
+                )
                 start += size
         return torch.cat([read[letter] for letter in PROJECTED])
 
@@ -147,7 +163,7 @@ class DeltaMixer(Mixer):
             q.unflatten(1, (-1, self.key_dim)),
             k.unflatten(1, (-1, self.key_dim)),
             v.unflatten(1, (-1, self.value_dim)),
-            self.A * softplus(a.float() + self.dt_bias),
+            self.decay(a),
             beta if self.strength == 1 else beta.mul_(self.strength),
             self.cache.ssm_state,
             indices,
@@ -157,15 +173,17 @@ class DeltaMixer(Mixer):
         else:
             starts, is_initial = batch.query_start_loc, batch.has_initial_state
             y = kernels.gated_delta_rule(*rule, starts, is_initial, qk_l2norm=True)
-        y = kernels.rms_norm(
-            y.flatten(1),
-            self.norm,
-            self.eps,
-            gate=z,
-            norm_before_gate=True,
-            group_size=self.value_dim,
+        return kernels.linear(self.gated(y.flatten(1), z), self.out)
+
+    def decay(self, a: Tensor) -> Tensor:
+        """Logarithm of what a state keeps: one number for each value head of a token."""
+        return self.A * softplus(a.float() + self.dt_bias)
+
+    def gated(self, y: Tensor, z: Tensor) -> Tensor:
+        """What the rule gives, each head through a norm, then gated."""
+        return kernels.rms_norm(
+            y, self.norm, self.eps, gate=z, norm_before_gate=True, group_size=self.value_dim
         )
-        return kernels.linear(y, self.out)
 
 
 def _after(start: int, part: Interval) -> Interval:

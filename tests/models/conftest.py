@@ -112,6 +112,21 @@ FAMILIES = {
     "qwen3_5_moe": ("Qwen3_5Moe", {**DELTA, **SHARED, "head_dim": 32}),
     "qwen3_next": ("Qwen3Next", {**DELTA, **SHARED, "head_dim": 32}),
     "olmo_hybrid": ("OlmoHybrid", {**DELTA, "pad_token_id": 0}),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "linear_num_heads": 4,
+            "linear_head_dim": 12,
+            "pad_token_id": 0,
+        },
+    ),
     "lfm2": ("Lfm2", {"full_attn_idxs": [1, 3], "block_multiple_of": 16}),
     "lfm2_moe": (
         "Lfm2Moe",
@@ -204,7 +219,7 @@ def seeded(
         for name, parameter in itertools.chain(model.named_parameters(), kept):
             if "norm" in name or name.endswith(".D"):
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
-            elif name.endswith("linear_attn.A_log"):
+            elif name.endswith(("linear_attn.A_log", "forget_gate.A_log")):
                 # states that are still felt after dozens of tokens
                 parameter.uniform_(-4.0, 0.0)
             elif name.endswith("bias"):

@@ -61,6 +61,17 @@ CONFIGS = {
         "JambaConfig",
         {**SIZES, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_conv": 3},
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **SIZES,
+            **{key: size for key, size in LATENT.items() if key != "n_routed_experts"},
+            **EXPERTS,
+            "num_hidden_layers": 5,
+            "linear_num_heads": 4,
+            "linear_head_dim": 12,
+        },
+    ),
     "lfm2": ("Lfm2Config", {**SIZES, "full_attn_idxs": [1], "conv_L_cache": 4}),
     "lfm2_moe": (
         "Lfm2MoeConfig",

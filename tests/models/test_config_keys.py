@@ -140,6 +140,9 @@ SPELLED = {
     "sliding_window",
     "use_sliding_window",
     "max_window_layers",
+    "linear_attn_config",
+    "mlp_layer_types",
+    "first_k_dense_replace",
 }
 # what a published file may say in a place where transformers doesn't look, or in two of them
 PLACES = [
@@ -162,6 +165,9 @@ PLACES = [
     {"layer_types": None},
     {"layer_types": None, "full_attn_idxs": None, "full_attention_interval": None},
     {"block_ff_dim": 80, "tie_embedding": True},
+    {"layer_types": None, "mlp_layer_types": None, "linear_attn_config": {}},
+    {"layer_types": None, "linear_attn_config": {"kda_layers": [1, 2, 4], "num_heads": 2}},
+    {"num_experts_per_token": 2, "num_expert_group": 2, "moe_renormalize": True},
     {"n_groups": 4, "expand": 4, "rope": False, "sliding_window": 4},
 ]
 
@@ -180,7 +186,9 @@ def ours(family, values):
     if issubclass(family_class, HasAttention):
         said["num_key_value_heads"] = config.kv_heads
         said["head_dim"] = config.head_size
-    said["attention"] = [not {"attention", "window"}.isdisjoint(k) for k in config.kinds()]
+    said["attention"] = [
+        not {"attention", "window", "latent"}.isdisjoint(k) for k in config.kinds()
+    ]
     said["frequencies"] = None
     if family == "jamba":
         said["mamba_dt_rank"] = config.mamba1(TYPES).sizes[0]
@@ -188,6 +196,8 @@ def ours(family, values):
     elif issubclass(family_class, Mamba):
         said["time_step_rank"] = config.mamba1(TYPES).sizes[0]
         said["intermediate_size"] = config.channels
+    elif family == "kimi_linear":
+        said["experts"] = [config.has_experts(i) for i in range(config.num_hidden_layers)]
     elif family == "recurrent_gemma":
         said["lru_width"] = config.lru_width or config.hidden_size
     elif family == "zamba2":
@@ -219,7 +229,7 @@ def theirs(family, values):
     said = {key: tuple(v) if isinstance(v, list) else v for key, v in said.items()}
     if "mamba" in family and said.get("intermediate_size", 0) is None:
         raise ValueError("intermediate_size: a config, and no model")
-    if hasattr(config, "num_attention_heads"):
+    if issubclass(FAMILIES[family], HasAttention):
         size = config.hidden_size // config.num_attention_heads
         said["head_dim"] = getattr(config, "head_dim", None) or size
     if family in transformer_files.FILES:
@@ -232,6 +242,8 @@ def theirs(family, values):
     said |= {"attention": attends, "frequencies": None}
     if family == "jamba":
         said["experts"] = [count > 1 for count in config.layers_num_experts]
+    elif family == "kimi_linear":
+        said["experts"] = [part == "sparse" for part in config.mlp_layer_types]
     elif family == "olmo_hybrid" and config.rope_parameters["rope_theta"] is None:
         return said
     elif (

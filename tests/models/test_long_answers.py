@@ -11,6 +11,7 @@ FAMILIES = {
     "qwen3_5_moe": DELTA,
     "qwen3_next": DELTA,
     "olmo_hybrid": DELTA,
+    "kimi_linear": {**DELTA, "q_lora_rank": 16},
     "lfm2": {**CONV, "full_attn_idxs": None},
     "lfm2_moe": CONV,
 }

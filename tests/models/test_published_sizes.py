@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from blockstride.models import cache_specs
-from tests.models import published_deltas
+from tests.models import published_deltas, published_kimi
 from tests.models import published_mambas as files
 from tests.models.conftest import Reference
 from tests.models.generations import all_logits, assert_close, tokens
@@ -113,6 +113,7 @@ PUBLISHED = {
         (13, 81),
     ),
     **published_deltas.PUBLISHED,
+    **published_kimi.PUBLISHED,
 }
 
 

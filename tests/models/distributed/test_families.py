@@ -28,6 +28,7 @@ ZAMBA = {
     "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
 }
 BIASES = {"attention_bias": True, "mlp_bias": True}
+KIMI = {"attention_bias": True, "q_lora_rank": 16}
 NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group": 2}
 
 
@@ -42,6 +43,8 @@ NEMOTRON = {"moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_group"
         (4, {"family": "falcon_h1", **FALCON}),
         (2, {"family": "zamba2", **ZAMBA}),
         (4, {"family": "zamba2", **ZAMBA}),
+        # latents whole on every rank
+        (2, {"family": "kimi_linear", **KIMI}),
         # one KV head for two ranks, or two for four; biases that are added once
         (2, {"family": "llama", **BIASES, "num_key_value_heads": 1}),
         (2, {"family": "gemma2", "num_key_value_heads": 1}),
@@ -67,6 +70,7 @@ def test_ranks_together_give_the_tokens_of_transformers(deploy, make_reference, 
         ({"family": "nemotron_h"}, {"block_size": 32, "layout": "LBNHC"}, {"tp_size": 2}),
         ({"family": "falcon_h1"}, {"tp_size": 2, "policy": "unified"}, {"block_size": 48}),
         ({"family": "zamba2", **ZAMBA}, {"layout": "BHLNC"}, {"tp_size": 2, "block_size": 32}),
+        ({"family": "kimi_linear"}, {"tp_size": 2}, {"layout": "LBNHC", "block_size": 48}),
         # windows of 20 tokens in some layers
         ({"family": "gemma2"}, {"layout": "LBNHC"}, {"tp_size": 2, "block_size": 32}),
         ({"family": "gpt_oss"}, {"tp_size": 2, "policy": "unified"}, {"layout": "BHLNC"}),
