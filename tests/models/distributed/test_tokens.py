@@ -83,7 +83,7 @@ def test_hybrids_are_handed_over_between_ranks_that_share_what_can_not_be_cut(
     assert llm.reports()[1].transfers.requests == len(PROMPTS)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "lfm2_moe"])
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "kimi_linear", "lfm2_moe"])
 def test_hybrids_with_convolved_keys_are_handed_over_to_more_ranks(deploy, make_reference, family):
     reference = make_reference(family=family)
     prefill = engine(tp_size=2, block_size=32, conv_order="SD", prefill_chunk=24)
