@@ -245,7 +245,6 @@ def test_convolutions_are_laid_out_in_the_order_that_was_asked_for():
             {**NEMOTRON_H, "num_hidden_layers": 1, "layers_block_type": ["mlp"]},
             "config: expected at least one layer with a cache",
         ),
-        (ZAMBA2, "attention_hidden_size: expected a positive integer in config.json, got nothing"),
         ({**QWEN3_NEXT, "linear_num_key_heads": 12}, "linear_num_key_heads: expected a divisor of"),
         (
             {**QWEN3_NEXT, "full_attention_interval": None},
