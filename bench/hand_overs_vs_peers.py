@@ -102,8 +102,8 @@ class Ours:
     def __init__(self, checkpoint: Path, tp_size: int) -> None:
         self.engines = Deployment(
             checkpoint,
-            prefill=[EngineConfig(tp_size=tp_size)],
-            decode=[EngineConfig()],
+            prefill=[EngineConfig(tp_size=tp_size, prefix_caching=False)],
+            decode=[EngineConfig(prefix_caching=False)],
             dtype="float32",
             device="cpu",
         )

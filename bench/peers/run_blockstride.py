@@ -11,7 +11,9 @@ class Engine:
     """Everything an engine step costs is in the times: scheduling, batching, sampling."""
 
     def __init__(self, path: str) -> None:
-        config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=4096)
+        # every prompt comes several times, and is to be computed each time
+        sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 4096}
+        config = EngineConfig(**sizes, prefix_caching=False)
         model = load_model(path, config, dtype="float32", device="cpu")
         self.engine = BlockstrideEngine(model, config)
 

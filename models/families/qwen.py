@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from blockstride.models.families.experts import HasExperts
+from blockstride.models.families.experts import HasExperts, HasSharedExpert
 from blockstride.models.families.keys import anything, count, is_whole, optional, switch
 from blockstride.models.families.windows import HasWindow
-from blockstride.models.modules import FeedForward, HeadNorm, LayerWeights
+from blockstride.models.modules import HeadNorm
 
 
 class Qwen2(HasWindow):
@@ -63,12 +62,11 @@ class Qwen3(Qwen2):
         return {"has_bias": self.attention_bias, "norm": HeadNorm(self.rms_norm_eps)}
 
 
-class Qwen2Moe(Qwen2, HasExperts):
+class Qwen2Moe(HasSharedExpert, Qwen2):
     """Qwen 2 with experts, and beside them an MLP that each token gates.
 
     Attributes:
         qkv_bias: Whether queries, keys and values have a bias.
-        shared_expert_intermediate_size: Inner width of that MLP.
     """
 
     hidden_size = count(2048)
@@ -90,17 +88,8 @@ class Qwen2Moe(Qwen2, HasExperts):
         """What attention has in all layers."""
         return {"has_bias": self.qkv_bias, "has_out_bias": False}
 
-    def feed_forward(self, layer: int, weights: LayerWeights) -> Sequence[FeedForward]:
-        """Experts and the MLP beside them, or an MLP alone."""
-        parts = super().feed_forward(layer, weights)
-        if not self.has_experts(layer):
-            return parts
-        shared = self.mlp(weights, self.shared_expert_intermediate_size, "mlp.shared_expert")
-        shared.token_gate = weights.tensor("mlp.shared_expert_gate.weight", 1, self.hidden_size)
-        return [*parts, shared]
 
-
-class Qwen3Moe(Qwen3, HasExperts):
+class Qwen3Moe(HasExperts, Qwen3):
     """Qwen 3 with experts, whose layers all have a window, or none of them."""
 
     hidden_size = count(2048)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from blockstride.models.cache_types import CacheTypes
 from blockstride.models.families.delta import HasDelta
+from blockstride.models.families.experts import HasSharedExpert
 from blockstride.models.families.keys import (
     anything,
     constant,
@@ -16,7 +17,6 @@ from blockstride.models.families.keys import (
     share,
     switch,
 )
-from blockstride.models.families.qwen_experts import HasQwenExperts
 from blockstride.models.families.rope import HasRope
 from blockstride.models.modules import (
     DeltaNames,
@@ -85,7 +85,7 @@ class Qwen35(HasRope, HasDelta):
         return [GatedMLP(*weights.gated_mlp("mlp.", self.hidden_size, self.intermediate_size))]
 
 
-class Qwen35Moe(HasQwenExperts, Qwen35):
+class Qwen35Moe(HasSharedExpert, Qwen35):
     """The same with experts."""
 
     # of an MLP, which no layer has
@@ -94,4 +94,8 @@ class Qwen35Moe(HasQwenExperts, Qwen35):
     num_hidden_layers = count(40)
     num_key_value_heads = optional(2)
     num_experts = count(256)
-    num_experts_per_tok = count(8)
+    moe_intermediate_size = count(512)
+    # all layers have experts
+    norm_topk_prob = constant(True)
+    decoder_sparse_step = constant(1)
+    mlp_only_layers = constant(None)
