@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Int32
 from torch import Tensor
+from torch.nn.functional import pad
 
 from blockstride import kernels
 from blockstride.layouts import GroupPlacement, KVCachePool
@@ -27,7 +28,9 @@ def copy_blocks(
         pool, placement = groups[index]
         blocks = copies[copies[:, 0] == index, 1:]
         parts = torch.arange(placement.kernel_blocks, dtype=torch.int32)
-        ids = blocks.T[:, :, None] * placement.kernel_blocks + parts
-        sources, targets = ids.flatten(1).to(pool.storage.device)
+        ids = (blocks.T[:, :, None] * placement.kernel_blocks + parts).flatten(1)
+        # kernels are compiled anew for lists of other lengths than multiples of 16
+        ids = pad(ids, (0, -ids.shape[1] % 16))
+        sources, targets = ids.to(pool.storage.device)
         for plane in placement.planes(pool.storage):
             kernels.block_copy(plane, plane, sources, targets)

@@ -31,21 +31,26 @@ def warm_up_batches(
     """
     rows, most = config.max_num_seqs, config.max_num_batched_tokens
     if device.type == "cpu":
-        yield padding([min(CPU_PROMPT, max_len - 1)], groups)
+        copies = int(config.prefix_caching)
+        yield padding([min(CPU_PROMPT, max_len - 1)], groups, num_copies=copies)
         yield padding([1], groups, is_decode=True)
         return
     longest = min(max_len - 1, most, config.prefill_chunk or most)
     for length in _powers(longest):
         yield padding([length], groups)
     for count in _powers(min(rows, most)):
-        yield padding([1] * count, groups, is_decode=True)
+        yield padding([1] * count, groups, is_decode=True, num_copies=int(config.prefix_caching))
     for length in _powers(min(longest, most // rows)):
         yield padding([length] + [1] * (rows - 1), groups)
         yield padding([length] * rows, groups)
 
 
 def padding(
-    lengths: Sequence[int], groups: Sequence[GroupPlacement], is_decode: bool = False
+    lengths: Sequence[int],
+    groups: Sequence[GroupPlacement],
+    *,
+    is_decode: bool = False,
+    num_copies: int = 0,
 ) -> StepBatch:
     """A step of sequences without blocks, which therefore neither reads nor writes a cache.
 
@@ -53,6 +58,7 @@ def padding(
         lengths: New tokens of each sequence.
         groups: Groups of the caches.
         is_decode: Whether each is the second token of its sequence.
+        num_copies: Blocks of each group that are copied, or would be if they were any.
     """
     new = torch.tensor(lengths, dtype=torch.int32)
     starts = torch.nn.functional.pad(new.cumsum(0, dtype=torch.int32), (1, 0))
@@ -71,6 +77,9 @@ def padding(
         logits_rows=starts[1:].long() - 1,
         max_query_len=int(new.max()),
         is_decode=is_decode,
+        before=torch.tensor([[group, 0, 0] for group in range(len(groups))] * num_copies).int()
+        if num_copies
+        else None,
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstride.layouts import KVCacheLayout, full_attention
+from blockstride.layouts.groups import group_layers
 from blockstride.transfer import EngineTransferInfo, plan_transfer
 from blockstride.transfer.coalescing import Dim, Nest, coalesce
 from blockstride.transfer.group_plan import GroupPlan
@@ -107,7 +108,7 @@ def test_kernel_blocks_that_follow_each_other_move_as_one_run(kernel_block_size)
             KVCacheLayout.BLHNC,
             "split",
             64,
-            (8,) * 7,
+            (8,) * len(group_layers(specs, "split")),
             kernel_block_size=kernel_block_size,
         )
         for name in ("d", "p")
