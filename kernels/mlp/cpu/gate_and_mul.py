@@ -15,8 +15,8 @@ from blockstride.kernels.common.cpu.native import (
     stack_f32,
 )
 from blockstride.kernels.common.cpu.tensors import delivered, float_rows, is_float_rows
-from blockstride.kernels.common.cpu.vector_math import ONE, exp, fma
-from blockstride.kernels.mlp.gate import Gate
+from blockstride.kernels.common.cpu.vector_math import ONE, exp, fma, silu
+from blockstride.kernels.mlp.gate import SILU, Gate
 
 # floats of a task, worth a few microseconds
 TASK_FLOATS = 16384
@@ -26,8 +26,8 @@ TASK_FLOATS = 16384
 def _gate(address):
     (
         gate_up, out, num_rows, inner, rows_per_task, stride_gate_up, stride_out,
-        slope, cubic, limit, offset,
-    ) = arguments(address, 11)  # fmt: skip
+        is_silu, slope, cubic, limit, offset,
+    ) = arguments(address, 12)  # fmt: skip
     slope, cubic, limit, offset = (
         float_of(slope), float_of(cubic), float_of(limit), float_of(offset),
     )  # fmt: skip
@@ -43,13 +43,18 @@ def _gate(address):
                 width = min(LANES, inner - i)
                 load(gate, shifted(source, i), width)
                 load(up, shifted(source, inner + i), width)
-                for lane in range(LANES):
-                    gated, factor = gate[lane], up[lane]
-                    gated = limit if gated > limit else gated
-                    factor = limit if factor > limit else factor
-                    factor = -limit if factor < -limit else factor
-                    steep = fma(cubic * gated, gated, slope)
-                    gate[lane] = gated / (ONE + exp(-gated * steep)) * (factor + offset)
+                if is_silu:
+                    # what most models have, in three quarters of the time
+                    for lane in range(LANES):
+                        gate[lane] = silu(gate[lane]) * up[lane]
+                else:
+                    for lane in range(LANES):
+                        gated, factor = gate[lane], up[lane]
+                        gated = limit if gated > limit else gated
+                        factor = limit if factor > limit else factor
+                        factor = -limit if factor < -limit else factor
+                        steep = fma(cubic * gated, gated, slope)
+                        gate[lane] = gated / (ONE + exp(-gated * steep)) * (factor + offset)
                 store(shifted(target, i), gate, width)
 
 
@@ -68,6 +73,6 @@ def gate_and_mul(gate_up: Tensor, gate: Gate, *, out: Tensor | None) -> Tensor:
     _gate(
         -(-batch[0] // rows_per_task), 2,
         rows.data_ptr(), result.data_ptr(), batch[0], inner, rows_per_task,
-        rows.stride()[0], result.stride()[0], *map(float_bits, gate),
+        rows.stride()[0], result.stride()[0], int(gate == SILU), *map(float_bits, gate),
     )  # fmt: skip
     return delivered(result, out, gate_up.dtype)
