@@ -70,13 +70,13 @@ class PrefixCache:
 
         That one will leave its states there.
         """
-        if request.scores_prompt:
+        salt = request.params.cache_salt
+        prompts = [each for each in running if each.num_uncached > 1]
+        if request.scores_prompt or not prompts:
             return False
-        match = self.store.tree.match(request.prompt, request.params.cache_salt)
+        match = self.store.tree.match(request.prompt, salt)
         known = self._resumable(match, len(request.prompt) - 1)
-        for other in running:
-            if other.num_uncached <= 1 or other.params.cache_salt != request.params.cache_salt:
-                continue
+        for other in (each for each in prompts if each.params.cache_salt == salt):
             common = common_length(other.prompt, request.prompt[:-1])
             if common >= known + WORTH_WAITING and common > other.num_cached:
                 other.keep_after = sorted({*other.keep_after, common})

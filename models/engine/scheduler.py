@@ -38,7 +38,7 @@ class Scheduled:
     @property
     def scored(self) -> range:
         """Positions after which the log-probability of the prompt's next token is asked for."""
-        return self.request.unscored(self.request.num_cached + self.num_new)
+        return self.request.unscored(self.stop)
 
 
 class Scheduler:

@@ -31,15 +31,15 @@ def warm_up_batches(
     """
     rows, most = config.max_num_seqs, config.max_num_batched_tokens
     if device.type == "cpu":
-        copies = int(config.prefix_caching)
-        yield padding([min(CPU_PROMPT, max_len - 1)], groups, num_copies=copies)
+        prompt = [min(CPU_PROMPT, max_len - 1)]
+        yield padding(prompt, groups, has_copies=config.prefix_caching)
         yield padding([1], groups, is_decode=True)
         return
     longest = min(max_len - 1, most, config.prefill_chunk or most)
     for length in _powers(longest):
         yield padding([length], groups)
     for count in _powers(min(rows, most)):
-        yield padding([1] * count, groups, is_decode=True, num_copies=int(config.prefix_caching))
+        yield padding([1] * count, groups, is_decode=True, has_copies=config.prefix_caching)
     for length in _powers(min(longest, most // rows)):
         yield padding([length] + [1] * (rows - 1), groups)
         yield padding([length] * rows, groups)
@@ -50,7 +50,7 @@ def padding(
     groups: Sequence[GroupPlacement],
     *,
     is_decode: bool = False,
-    num_copies: int = 0,
+    has_copies: bool = False,
 ) -> StepBatch:
     """A step of sequences without blocks, which therefore neither reads nor writes a cache.
 
@@ -58,7 +58,7 @@ def padding(
         lengths: New tokens of each sequence.
         groups: Groups of the caches.
         is_decode: Whether each is the second token of its sequence.
-        num_copies: Blocks of each group that are copied, or would be if they were any.
+        has_copies: Whether a block of each group is copied, or would be if it were one.
     """
     new = torch.tensor(lengths, dtype=torch.int32)
     starts = torch.nn.functional.pad(new.cumsum(0, dtype=torch.int32), (1, 0))
@@ -77,9 +77,7 @@ def padding(
         logits_rows=starts[1:].long() - 1,
         max_query_len=int(new.max()),
         is_decode=is_decode,
-        before=torch.tensor([[group, 0, 0] for group in range(len(groups))] * num_copies).int()
-        if num_copies
-        else None,
+        before=torch.tensor([[i, 0, 0] for i in range(len(groups))]).int() if has_copies else None,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
+import transformers
 
 from blockstride.layouts import choose_block_size, plan_pools
 from blockstride.models import SamplingParams, cache_specs
@@ -104,3 +107,15 @@ def few_blocks(path: Path, policy: str) -> list[int]:
         60 if any(specs[of[0]].has_tokens for of in groups) else 1 + 2 * len(groups)
         for groups in names
     ]
+
+
+def expect_a_model_of(file: dict[str, Any], folder: Path) -> None:
+    """Makes a model of a config.json as it was published, and compares its logits."""
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[file["model_type"]].from_dict(file)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    # as it was published, not as it was saved
+    (folder / "config.json").write_text(json.dumps(file))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = tokens(VOCAB, 40)
+    assert_close(all_logits(folder, ids), Reference(folder, model).logits(ids))

@@ -1,15 +1,10 @@
 """Published files of families with attention alone: at full size planned, with less width run."""
 
-import json
-
 import pytest
-import torch
-import transformers
 
 from blockstride.models import cache_specs
 from tests.models import published_transformers as files
-from tests.models.conftest import Reference
-from tests.models.generations import all_logits, assert_close, tokens
+from tests.models.family_laws import expect_a_model_of
 
 SMALL, HEADS = files.SMALL, {**files.SMALL, "head_dim": 24}
 # name -> what is published, what is smaller where it runs, layers and windows, bytes of a token
@@ -198,12 +193,4 @@ def test_a_published_file_is_planned_with(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_runs_with_smaller_widths(name, tmp_path):
     file, smaller, _ = PUBLISHED[name]
-    file = {**file, **smaller}
-    torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING[file["model_type"]].from_dict(file)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    # as it was published, not as it was saved
-    (tmp_path / "config.json").write_text(json.dumps(file))
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    ids = tokens(259, 40)
-    assert_close(all_logits(tmp_path, ids), Reference(tmp_path, model).logits(ids))
+    expect_a_model_of({**file, **smaller}, tmp_path)
