@@ -21,6 +21,8 @@ from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.heartbeat import Watch
 from blockstride.models.distributed.launch import plan_engines, start_engines
+from blockstride.models.distributed.launcher import Launcher
+from blockstride.models.distributed.local_ranks import LocalLauncher
 from blockstride.models.distributed.messages import (
     Ask,
     Ended,
@@ -68,6 +70,7 @@ class Deployment:
         transfer: How sequences are handed over: `"pull"`, decode engines read them; `"push"`,
             prefill engines write them; or settings of the connectors.
         timeout_seconds: After how long without a heartbeat an engine is given up.
+        launcher: Starts the ranks; on this machine when None.
 
     Raises:
         ValueError: No decode engine, or a model or sizes that can't be.
@@ -85,7 +88,9 @@ class Deployment:
         device: str,
         transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
+        launcher: Launcher | None = None,
     ) -> None:
+        launcher = LocalLauncher() if launcher is None else launcher
         expect(len(decode) > 0, "decode", "at least one engine", "none")
         ways = get_args(TransferWay)
         is_known = isinstance(transfer, ConnectorSettings) or transfer in ways
@@ -106,6 +111,7 @@ class Deployment:
                 {f"prefill-{i}": config for i, config in enumerate(prefill)}
                 | {f"decode-{i}": config for i, config in enumerate(decode)},
                 device,
+                launcher,
                 path=str(path),
                 dtype=dtype,
                 folder=self._folder,
@@ -113,7 +119,7 @@ class Deployment:
                 timeout_seconds=timeout_seconds,
                 model_fingerprint=fingerprint,
             )
-            answers = start_engines(self.engines, inbox)
+            answers = start_engines(self.engines)
         except BaseException:
             self._finalizer()
             raise
@@ -122,6 +128,8 @@ class Deployment:
         limits = [ready.limits for ready in answers if ready.limits is not None]
         self.limits = min(limits, key=lambda limits: limits.max_len)
         inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.makes_progress else None
+        for engine in self.engines:
+            engine.listen(inbox)
         watch.start(list(self.engines))
         for source, ready in zip(self.prefill, answers, strict=False):
             for reader in self.decode:

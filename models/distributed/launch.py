@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from multiprocessing.connection import wait
 from time import monotonic
 from typing import Any
 
@@ -13,9 +13,8 @@ import torch
 from blockstride.checks import expect
 from blockstride.models.checkpoint import CheckpointOutline
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
-from blockstride.models.distributed.leader import START_SECONDS
-from blockstride.models.distributed.messages import Ended, Failed, Ready, Setup
-from blockstride.models.distributed.pipes import Inbox
+from blockstride.models.distributed.launcher import START_SECONDS, Launcher
+from blockstride.models.distributed.messages import Failed, Ready, Setup
 from blockstride.models.engine import EngineConfig
 from blockstride.models.engine.pools import memory_argument, plan_model_pools
 from blockstride.models.families import model_family
@@ -27,55 +26,38 @@ from blockstride.models.parallel import TensorParallel
 logger = logging.getLogger(__name__)
 
 
-def deal_places(device: str, num_ranks: Sequence[int]) -> list[list[str]]:
-    """Where the ranks of every engine run.
-
-    Args:
-        device: As a user says it; `"cuda"` deals ranks to all GPUs in turn.
-        num_ranks: Ranks of each engine.
-
-    Raises:
-        ValueError: A device that isn't there, or a GPU that two ranks of an engine would be on.
-    """
-    find_device(device)
-    is_shared = device.startswith("cuda:") and max(num_ranks) > 1
-    expect(not is_shared, "device", "'cuda', whose GPUs ranks share out, for several ranks", device)
-    places = cycle(
-        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
-    )
-    return [[next(places) for _ in range(count)] for count in num_ranks]
-
-
 def plan_engines(
-    configs: Mapping[str, EngineConfig], device: str, **shared: Any
+    configs: Mapping[str, EngineConfig], device: str, launcher: Launcher, **shared: Any
 ) -> list[EngineProcesses]:
     """Engines that are not started yet.
 
     Args:
         configs: Name of each engine -> its config.
-        device: Where they run; ranks are dealt to all GPUs in turn.
+        device: Where they run; see `Launcher.deal`.
+        launcher: Will start them.
         **shared: Fields of `Setup` that are the same for all.
 
     Raises:
         ValueError: A device, a model or sizes that can't be; the message names the engine.
     """
-    places = deal_places(device, [config.tp_size for config in configs.values()])
+    places = launcher.deal(device, [config.tp_size for config in configs.values()])
     shared["log_level"] = logging.getLogger("blockstride").getEffectiveLevel()
     engines = [
-        EngineProcesses(Setup(engine_id, config, devices[0], **shared), devices)
+        EngineProcesses(Setup(engine_id, config, devices[0], **shared), devices, launcher)
         for (engine_id, config), devices in zip(configs.items(), places, strict=True)
     ]
-    check_engines([engine.setup for engine in engines])
+    check_engines([engine.setup for engine in engines], launcher.is_local)
     return engines
 
 
-def check_engines(setups: Sequence[Setup]) -> None:
+def check_engines(setups: Sequence[Setup], are_local: bool = True) -> None:
     """Raise unless the model can be cut into these engines, and their caches fit the machine.
 
     The weights are looked at, and not read: what else ranks find wrong with them is left to them.
 
     Args:
         setups: Rank 0 of every engine.
+        are_local: Whether they run on this machine; what others have is left to their ranks.
 
     Raises:
         ValueError: Ranks that can't share the heads, channels or inner widths, weights that are
@@ -85,9 +67,9 @@ def check_engines(setups: Sequence[Setup]) -> None:
     needed: dict[str, int] = {}
     for setup in setups:
         try:
-            device = find_device(setup.device)
-            nbytes = setup.config.tp_size * _rank_bytes(setup, device)
-            if device.type == "cpu":
+            device = find_device(setup.device) if are_local else torch.device(setup.device)
+            nbytes = setup.config.tp_size * _rank_bytes(setup, device, are_local)
+            if device.type == "cpu" and are_local:
                 # a GPU has its caches to itself, and is asked by its rank
                 needed[setup.engine_id] = nbytes
                 expect_room(memory_argument(setup.config), sum(needed.values()), device)
@@ -95,11 +77,11 @@ def check_engines(setups: Sequence[Setup]) -> None:
             raise type(error)(f"{setup.engine_id}: {error}") from error
 
 
-def _rank_bytes(setup: Setup, device: torch.device) -> int:
+def _rank_bytes(setup: Setup, device: torch.device, is_local: bool) -> int:
     """What a rank caches, in bytes."""
     config, outline = setup.config, CheckpointOutline(setup.path)
     family = model_family(outline.config)
-    if device.type == "cuda":
+    if device.type == "cuda" and is_local:
         count = torch.cuda.device_count()
         most = f"at most {count}, one for each GPU"
         expect(config.tp_size <= count, "tp_size", most, config.tp_size)
@@ -111,12 +93,11 @@ def _rank_bytes(setup: Setup, device: torch.device) -> int:
     return sum(plan.nbytes for plan in plan_model_pools(model.cache_specs(), config, first))
 
 
-def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Ready]:
+def start_engines(engines: Sequence[EngineProcesses]) -> list[Ready]:
     """Starts all, and waits until all are ready.
 
     Args:
         engines: The engines.
-        inbox: Where they are heard.
 
     Returns:
         What each said.
@@ -126,22 +107,36 @@ def start_engines(engines: Sequence[EngineProcesses], inbox: Inbox) -> list[Read
         EngineDiedError: A process ended.
         TimeoutError: An engine wasn't ready in `START_SECONDS`.
     """
-    for engine in engines:
-        engine.start(inbox)
     deadline = monotonic() + START_SECONDS
+    for engine in engines:
+        engine.start()
+    pipes: dict[Any, EngineProcesses] = {}
+    for engine in engines:
+        try:
+            pipes[engine.connect(max(0.0, deadline - monotonic()))] = engine
+        except (ChildProcessError, TimeoutError) as error:
+            kind = TimeoutError if isinstance(error, TimeoutError) else EngineDiedError
+            raise kind(f"{engine.engine_id}: {error}") from error
     answers: dict[EngineProcesses, Ready] = {}
     while len(answers) < len(engines):
-        letter = inbox.take(max(0.0, deadline - monotonic()))
-        if letter is None:
+        speaking = wait([*pipes], max(0.0, deadline - monotonic()))
+        if not speaking:
             late = ", ".join(engine.engine_id for engine in engines if engine not in answers)
             raise TimeoutError(f"{late}: expected to be ready in {START_SECONDS} s")
-        engine, message = letter
-        match message:
-            case Ready():
-                answers[engine] = message
-                logger.info("%s: ready, processes %s", engine.engine_id, engine.pids)
-            case Failed(error, reason):
-                raise error(f"{engine.engine_id}: {reason}")
-            case Ended():
-                raise EngineDiedError(f"{engine.engine_id}: {engine.how_it_ended()}")
+        for pipe in speaking:
+            engine = pipes.pop(pipe)
+            answers[engine] = _first_word(engine, pipe)
+            logger.info("%s: ready, processes %s", engine.engine_id, engine.pids)
     return [answers[engine] for engine in engines]
+
+
+def _first_word(engine: EngineProcesses, pipe: Any) -> Ready:
+    """That an engine is ready; raises why it isn't."""
+    try:
+        message = pipe.recv()
+    except (EOFError, OSError):
+        raise EngineDiedError(f"{engine.engine_id}: {engine.how_it_ended()}") from None
+    if isinstance(message, Failed):
+        raise message.error(f"{engine.engine_id}: {message.reason}")
+    assert isinstance(message, Ready), "it says nothing else first"
+    return message

@@ -8,6 +8,7 @@ from typing import Any
 
 from blockstride.models.distributed.heartbeat import Pulse, Watch
 from blockstride.models.distributed.jobs import Jobs
+from blockstride.models.distributed.launcher import START_SECONDS
 from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
     Ask,
@@ -29,9 +30,6 @@ from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks, join_ranks
 from blockstride.models.engine import Engine, EngineReport
 from blockstride.models.hybrid_model import HybridModel
-
-START_SECONDS = 600.0
-"""Time for loading a model; ranks and engines wait so long for each other."""
 
 
 class Leader:

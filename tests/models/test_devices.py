@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockstride.models import LLM, EngineConfig, SamplingParams
-from blockstride.models.distributed.launch import deal_places
+from blockstride.models.distributed.local_ranks import LocalLauncher
 from blockstride.models.engine import EngineStats, step_timer
 from blockstride.models.engine.step_timer import StepTimer
 from blockstride.models.loading import find_device
@@ -44,11 +44,11 @@ def test_another_device_is_refused(device, monkeypatch):
 @pytest.mark.usefixtures("gpus")
 def test_each_rank_of_an_engine_has_a_gpu_of_its_own():
     dealt = [["cuda:0"], ["cuda:1", "cuda:0"], ["cuda:1"]]
-    assert deal_places("cuda", [1, 2, 1]) == dealt
-    assert deal_places("cuda:1", [1, 1]) == [["cuda:1"], ["cuda:1"]]
-    assert deal_places("cpu", [2, 1]) == [["cpu", "cpu"], ["cpu"]]
+    assert LocalLauncher().deal("cuda", [1, 2, 1]) == dealt
+    assert LocalLauncher().deal("cuda:1", [1, 1]) == [["cuda:1"], ["cuda:1"]]
+    assert LocalLauncher().deal("cpu", [2, 1]) == [["cpu", "cpu"], ["cpu"]]
     with pytest.raises(ValueError, match=r"^device: expected 'cuda', .*, got cuda:1$"):
-        deal_places("cuda:1", [1, 2])
+        LocalLauncher().deal("cuda:1", [1, 2])
 
 
 @pytest.fixture

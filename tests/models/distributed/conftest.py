@@ -10,7 +10,7 @@ import pytest
 
 from blockstride import kernels
 from blockstride.models import LLM
-from blockstride.models.distributed import engine_processes
+from blockstride.models.distributed import local_ranks
 from tests.models.distributed.deployments import SECONDS
 from tests.nursery import Nurseries
 
@@ -23,7 +23,7 @@ def nurseries():
     """Where ranks come from, with all that a rank imports, compiled programs included."""
     rooms = sorted(Path(kernels.__path__[0]).glob("*/cpu"))
     programs = [f"blockstride.kernels.{room.parent.name}.cpu" for room in rooms]
-    made = Nurseries(engine_processes.WORKER, *programs)
+    made = Nurseries(local_ranks.WORKER, *programs)
     yield made
     made.close()
 
@@ -33,7 +33,7 @@ def forked_ranks(request, nurseries, monkeypatch):
     """Ranks are forks, but where a test says that it is about how they are started."""
     if "spawns" not in request.keywords:
         forks = SimpleNamespace(**{**vars(subprocess), "Popen": nurseries.popen})
-        monkeypatch.setattr(engine_processes, "subprocess", forks)
+        monkeypatch.setattr(local_ranks, "subprocess", forks)
 
 
 @pytest.fixture

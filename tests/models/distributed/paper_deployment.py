@@ -13,6 +13,7 @@ from blockstride.models import EngineConfig, SamplingParams
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.jobs import Jobs
 from blockstride.models.distributed.life import Event
+from blockstride.models.distributed.local_ranks import LocalLauncher
 from blockstride.models.distributed.messages import (
     Held,
     Hold,
@@ -33,7 +34,8 @@ class PaperProcess(EngineProcesses):
     """An engine, what it has been told, and what it says."""
 
     def __init__(self, engine_id):
-        super().__init__(Setup(engine_id, EngineConfig(), "cpu", "", "", "", None, 1.0), [])
+        setup = Setup(engine_id, EngineConfig(), "cpu", "", "", "", None, 1.0)
+        super().__init__(setup, [], LocalLauncher())
         self.engine, self.ranks = PaperEngine(), PaperRanks()
         self.told, self.says, self.started = deque(), deque(), set()
         self.books = Jobs(self.engine, self.ranks, self.says.append)

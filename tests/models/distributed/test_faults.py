@@ -300,7 +300,7 @@ def test_a_prompt_that_fits_no_engine_is_refused_before_it_is_sent(deploy, refer
 
 
 def test_a_process_that_cannot_start_is_named(reference, deploy, monkeypatch):
-    worker = "blockstride.models.distributed.engine_processes.WORKER"
+    worker = "blockstride.models.distributed.local_ranks.WORKER"
     monkeypatch.setattr(worker, "blockstride.nothing")
     with pytest.raises(EngineDiedError, match="decode-0: rank 0 exited with 1"):
         deploy(reference.path, decode=engine())
