@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Unpack
 
+from blockstride.models.async_batch import AsyncBatch, Bell
 from blockstride.models.chat_template import Messages, TemplateOptions, conversations
 from blockstride.models.engine import SamplingParams
 from blockstride.models.engine.values import expect_type
@@ -67,6 +68,18 @@ class AsyncLLM:
             [as_prompt(prompt)], params, on_piece=pieces.put, on_done=lambda: pieces.put(None)
         )
         return AsyncStream(batch, pieces)
+
+    async def submit(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> AsyncBatch:
+        """Queues all prompts or none, as `LLM.submit`; another thread makes tokens of them."""
+        bell = Bell()
+        batch = await asyncio.to_thread(
+            self.llm.submit, prompts, params, on_done=bell.ring, on_token=bell.ring
+        )
+        return AsyncBatch(batch, bell)
 
     async def close(self) -> None:
         """Ends all requests, and what the engine needs beyond this process."""

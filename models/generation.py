@@ -58,6 +58,7 @@ class Generation(Submission):
             any more, and the request ends.
         on_done: Called once it is over, on the loop's thread.
         index: Which answer to the prompt it is.
+        on_token: Called after each token, when text has been made of it, as `on_piece`.
 
     Attributes:
         done: Whether it is over.
@@ -74,6 +75,7 @@ class Generation(Submission):
         on_piece: Callable[[str], Any] | None = None,
         on_done: Callable[[], Any] | None = None,
         index: int = 0,
+        on_token: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(prompt_ids, params)
         self._index = index
@@ -81,7 +83,7 @@ class Generation(Submission):
         self.error: BaseException | None = None
         self.text_error: RuntimeError | None = None
         self._prompt, self._text = prompt, text
-        self._on_piece, self._on_done = on_piece, on_done
+        self._on_piece, self._on_done, self._on_token = on_piece, on_done, on_token
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason = "abort"
 
@@ -127,6 +129,10 @@ class Generation(Submission):
         if error is not None:
             raise error
 
+    def news(self, num_tokens: int, num_pieces: int) -> tuple[list[int], list[str]]:
+        """The tokens and the pieces of text from some numbers of them on; any thread may ask."""
+        return self._token_ids[num_tokens:], self._text.pieces[num_pieces:]
+
     @property
     def num_computed(self) -> int:
         """Tokens of prompt and output that are computed."""
@@ -135,6 +141,13 @@ class Generation(Submission):
     def on_token(self, token_id: int) -> FinishReason | None:
         """See `Submission`."""
         self._token_ids.append(token_id)
+        reason = self._read(token_id)
+        if reason is None and self._on_token is not None and not _call(self._on_token):
+            return "abort"
+        return reason
+
+    def _read(self, token_id: int) -> FinishReason | None:
+        """Makes text of a token; a reason if the request is to end with it."""
         is_end = self.request is not None and self.request.finish_reason == "stop"
         if is_end and not self.params.include_stop:
             return None

@@ -255,6 +255,7 @@ class LLM:
         *,
         on_piece: Callable[[str], Any] | None = None,
         on_done: Callable[[], Any] | None = None,
+        on_token: Callable[[], Any] | None = None,
     ) -> Batch:
         """Queues all prompts or none.
 
@@ -264,6 +265,7 @@ class LLM:
             on_piece: Called for each piece of text, on the engine's thread: it mustn't wait, and
                 what it raises ends the request. It can't be told answers apart, so there is one.
             on_done: Called once a request, as the last thing.
+            on_token: Called after each token of any request, as `on_piece`.
 
         Raises:
             TypeError, ValueError, RuntimeError: As `generate`.
@@ -279,7 +281,7 @@ class LLM:
                 self.engine.limits.check(prompt_ids, answer)
                 text = self._texts.stream(prompt_ids, answer)
                 generations.append(
-                    Generation(prompt, prompt_ids, answer, text, on_piece, on_done, index)
+                    Generation(prompt, prompt_ids, answer, text, on_piece, on_done, index, on_token)
                 )
         return Batch(self._loop, generations)
 

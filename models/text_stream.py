@@ -23,6 +23,7 @@ class TextStream:
 
     Attributes:
         stopped: Whether a stop text was met.
+        pieces: What was decided so far.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class TextStream:
         self.stopped = False
         self._detokenizer, self._stops = detokenizer, stops
         self._num_left, self._include_stop = min_tokens, include_stop
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []
         self._held = ""
         # characters of what is held in which no stop text may end
         self._too_early = 0
@@ -43,7 +44,7 @@ class TextStream:
     @property
     def text(self) -> str:
         """What was decided so far."""
-        return "".join(self._pieces)
+        return "".join(self.pieces)
 
     def push(self, token_id: int) -> str:
         """Takes the next token in and returns the text that it decides."""
@@ -99,5 +100,5 @@ class TextStream:
         piece, self._held = self._held[:size], self._held[size:]
         self._too_early = max(0, self._too_early - size)
         if piece:
-            self._pieces.append(piece)
+            self.pieces.append(piece)
         return piece

@@ -12,6 +12,7 @@ import shutil
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import mkdtemp
@@ -28,6 +29,7 @@ from blockstride.models.distributed.messages import (
     Ended,
     Failed,
     Held,
+    Load,
     Peer,
     Progress,
     Wake,
@@ -71,6 +73,10 @@ class Deployment:
             prefill engines write them; or settings of the connectors.
         timeout_seconds: After how long without a heartbeat an engine is given up.
         launcher: Starts the ranks; on this machine when None.
+
+    Attributes:
+        engines: All engines, those that are gone included.
+        loads: Name of an engine -> what it last said of its load.
 
     Raises:
         ValueError: No decode engine, or a model or sizes that can't be.
@@ -128,6 +134,9 @@ class Deployment:
         limits = [ready.limits for ready in answers if ready.limits is not None]
         self.limits = min(limits, key=lambda limits: limits.max_len)
         inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.makes_progress else None
+        self.loads: dict[str, Load] = {}
+        # nor may this one know more than the numbers
+        inbox.on_load = partial(_note, self.loads)
         for engine in self.engines:
             engine.listen(inbox)
         watch.start(list(self.engines))
@@ -226,6 +235,10 @@ class Deployment:
         for engine in reversed(self.engines):
             engine.close()
         self._finalizer()
+
+
+def _note(loads: dict[str, Load], engine: EngineProcesses, load: Load) -> None:
+    loads[engine.engine_id] = load
 
 
 def _shared_settings(transfer: ConnectorSettings | TransferWay) -> ConnectorSettings:

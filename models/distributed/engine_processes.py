@@ -32,6 +32,7 @@ class EngineProcesses:
     Attributes:
         requests: Ids of those that the engine works on.
         is_alive: Whether it may be asked for anything.
+        has_ended: Whether its rank 0 is gone, be it that nobody has read the letter yet that says so.
     """
 
     setup: Setup
@@ -39,6 +40,7 @@ class EngineProcesses:
     launcher: Launcher
     requests: set[int] = field(default_factory=set)
     is_alive: bool = True
+    has_ended: bool = False
     _team: Team | None = None
     _pipe: Connection | None = None
     _outbox: Outbox | None = None
@@ -69,8 +71,11 @@ class EngineProcesses:
         assert self._team is not None, "it was started"
         assert self._pipe is not None, "it is connected"
         self._outbox = Outbox(self._pipe)
-        inbox.listen(self, self._pipe)
+        inbox.listen(self, self._pipe, self._note_end)
         self._team.watch(lambda: inbox.put(self, Ended()))
+
+    def _note_end(self) -> None:
+        self.has_ended = True
 
     def tell(self, message: Any) -> None:
         """Sends a message to rank 0, without waiting until it is received."""

@@ -16,6 +16,7 @@ from blockstride.models.distributed.life import ENGINE, Act, Event, State
 from blockstride.models.distributed.messages import (
     Held,
     Hold,
+    Load,
     Outcome,
     Progress,
     Read,
@@ -61,11 +62,11 @@ class Jobs:
         self._jobs: dict[int, Job] = {}
         # how many ranks may still write to the blocks of a read
         self._unsettled: dict[int, int] = {}
-        self.failed_reads = 0
+        self.num_reads = self.failed_reads = 0
         self._acts: dict[Act, Callable[[Request], object]] = {
             Act.REMOVE: engine.abort,
             Act.READ: self._read,
-            Act.RUN: engine.scheduler.attach,
+            Act.RUN: self._run,
             Act.SET_APART: self._set_apart,
             Act.DROP: engine.scheduler.detach,
             Act.COMPUTE: self._compute,
@@ -147,6 +148,24 @@ class Jobs:
         cached = {each.request_id: each.num_cached for each in running if each.num_uncached > 1}
         return Progress(tokens, cached)
 
+    def load(self) -> Load:
+        """How much there is to do, and what was done."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        active = [*scheduler.running, *scheduler.arriving]
+        known = scheduler.prefixes and scheduler.prefixes.stats
+        return Load(
+            num_running=len(active),
+            num_waiting=len(scheduler.waiting),
+            queued_tokens=sum(each.num_uncached for each in (*active, *scheduler.waiting)),
+            num_free=engine.blocks.num_free,
+            num_blocks=tuple(pool.layout.num_blocks - 1 for pool in engine.pools),
+            num_preemptions=scheduler.num_preemptions,
+            asked_tokens=known.asked_tokens if known else 0,
+            hit_tokens=known.hit_tokens if known else 0,
+            num_reads=self.num_reads,
+            failed_reads=self.failed_reads,
+        )
+
     def _offer(self, request: Request) -> None:
         self._engine.scheduler.detach(request)
         blocks = self._engine.blocks.held(request.request_id)
@@ -157,6 +176,10 @@ class Jobs:
         self._unsettled[request_id] = len(self._ranks)
         blocks, source = self._engine.blocks.held(request_id), self._jobs[request_id].source
         self._ranks.tell(Read(request_id, request.num_tokens - 1, blocks, source))
+
+    def _run(self, request: Request) -> None:
+        self.num_reads += 1
+        self._engine.scheduler.attach(request)
 
     def _compute(self, request: Request) -> None:
         self.failed_reads += 1

@@ -16,6 +16,7 @@ from blockstride.models.distributed.messages import (
     Close,
     Ended,
     Failed,
+    Load,
     Outcome,
     Peer,
     Ready,
@@ -31,6 +32,8 @@ from blockstride.models.distributed.ranks import Ranks, join_ranks
 from blockstride.models.engine import Engine, EngineReport
 from blockstride.models.hybrid_model import HybridModel
 
+LOAD_SECONDS = 0.1
+"""Least time between two words on the load of a busy engine."""
 
 class Leader:
     """Runs an engine for a front end, until that closes it.
@@ -59,6 +62,8 @@ class Leader:
         self._others_progress = False
         self._is_stuck = False
         self._is_closing = False
+        self._load: Load | None = None
+        self._load_told = 0.0
 
     def run(self) -> None:
         """Waits for all ranks, and serves until it is told to close."""
@@ -96,6 +101,8 @@ class Leader:
                 letter = self._inbox.take(0)
             if self.engine.has_work:
                 self._step()
+                if monotonic() - self._load_told >= LOAD_SECONDS:
+                    self._tell_load()
             self._pulse.finished_work()
         self._ranks.close()
 
@@ -103,6 +110,7 @@ class Leader:
         """Waits for one when there is nothing to compute before it comes."""
         if self.engine.has_work and not self._is_stuck:
             return self._inbox.take(0)
+        self._tell_load()
         with self._pulse.idle():
             return self._inbox.take()
 
@@ -146,6 +154,13 @@ class Leader:
             transfers=None if transfers is None else transfers.connector.counters(),
             failed_reads=self._jobs.failed_reads,
         )
+
+    def _tell_load(self) -> None:
+        """Says how much there is to do, unless the front end knows."""
+        load, self._load_told = self._jobs.load(), monotonic()
+        if load != self._load:
+            self._load = load
+            self._front_end.send(load)
 
     def _on_beat(self, rank: int, beat: Beat) -> None:
         """A follower is alive; called on the thread that listens to it."""

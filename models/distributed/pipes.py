@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
-from blockstride.models.distributed.messages import Beat, Ended
+from blockstride.models.distributed.messages import Beat, Ended, Load
 
 
 class Letter(NamedTuple):
@@ -25,10 +25,12 @@ class Inbox:
     Attributes:
         on_beat: Called with who has sent a beat, and the beat, on the listening thread: beats are
             no letters, and heard at once whatever lies in the queue.
+        on_load: The same for what an engine says of its load.
     """
 
     def __init__(self) -> None:
         self.on_beat: Callable[[Any, Beat], object] = lambda sender, beat: None
+        self.on_load: Callable[[Any, Load], object] = lambda sender, load: None
         self._letters: SimpleQueue[Letter] = SimpleQueue()
 
     def put(self, sender: Any, message: Any) -> None:
@@ -54,6 +56,8 @@ class Inbox:
                 message = pipe.recv()
                 if isinstance(message, Beat):
                     self.on_beat(sender, message)
+                elif isinstance(message, Load):
+                    self.on_load(sender, message)
                 else:
                     self.put(sender, message)
         if on_end is not None:

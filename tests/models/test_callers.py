@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -235,3 +236,32 @@ def test_a_process_ends_in_order_in_the_middle_of_requests(reference, tmp_path):
         command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=SECONDS
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_a_task_reads_several_answers_as_they_grow(llm):
+    wanted = llm.generate(PROMPTS, replace(PARAMS[1], n=3))
+
+    async def read():
+        batch = await AsyncLLM(llm).submit(PROMPTS, replace(PARAMS[1], n=3))
+        tokens, texts = [[] for _ in batch.generations], [[] for _ in batch.generations]
+        num_looks = 0
+        while True:
+            is_done = batch.is_done
+            for generation, ids, text in zip(batch.generations, tokens, texts, strict=True):
+                new_ids, pieces = generation.news(len(ids), len(text))
+                ids.extend(new_ids)
+                text.extend(pieces)
+            if is_done:
+                return num_looks, [tuple(ids) for ids in tokens], ["".join(text) for text in texts]
+            num_looks += 1
+            await asyncio.wait_for(batch.changed(), SECONDS)
+
+    num_looks, tokens, texts = asyncio.run(read())
+    assert (tokens, texts) == ([c.token_ids for c in wanted], [c.text for c in wanted])
+    assert num_looks > 3
+
+    async def leave():
+        batch = await AsyncLLM(llm).submit(PROMPTS, replace(ENDLESS, n=2))
+        await asyncio.wait_for(batch.changed(), SECONDS)
+
+    asyncio.run(leave())
