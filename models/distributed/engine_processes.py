@@ -32,7 +32,7 @@ class EngineProcesses:
     Attributes:
         requests: Ids of those that the engine works on.
         is_alive: Whether it may be asked for anything.
-        has_ended: Whether its rank 0 is gone, be it that nobody has read the letter yet that says so.
+        has_ended: Whether its rank 0 is gone, be it that nobody has read the letter that says so.
     """
 
     setup: Setup

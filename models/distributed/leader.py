@@ -35,6 +35,7 @@ from blockstride.models.hybrid_model import HybridModel
 LOAD_SECONDS = 0.1
 """Least time between two words on the load of a busy engine."""
 
+
 class Leader:
     """Runs an engine for a front end, until that closes it.
 
