@@ -7,10 +7,8 @@ padding does no harm.
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from blockstride.kernels.common.cpu.native import f32_at, inlined, primitive
+from blockstride.kernels.common.cpu.native import f32_at, inlined, primitive, types
 
 LANES = 64
 ZERO = np.float32(0)
@@ -21,7 +19,7 @@ ROW, MASK = ir.VectorType(FLOAT, LANES), ir.VectorType(ir.IntType(1), LANES)
 def vector_function(builder, name, returned, parameters):
     """An LLVM intrinsic of rows."""
     kind = ir.FunctionType(returned, parameters)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
+    return builder.module.declare_intrinsic(f"llvm.{name}", fnty=kind)
 
 
 def _first_lanes(builder, width):

@@ -13,19 +13,25 @@ torch too: `torch.set_num_threads(1)` first, for the threads did not come along.
 
 import array
 import ctypes
-import hashlib
 import inspect
 import struct
-import types as python_types
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from threading import Lock
+from types import FunctionType
+from typing import cast
 
 import torch
 from llvmlite import ir
-from numba import cfunc, njit, types
-from numba.extending import intrinsic
+
+from blockstride.kernels.common.cpu.code_cache import CodeFile
+from blockstride.kernels.common.cpu.machine_code import (
+    Helper,
+    Loaded,
+    compile_program,
+    load,
+    types,
+)
 
 INT64, FLOAT = ir.IntType(64), ir.FloatType()
 # what stands before the arguments: next task, number of tasks, fault
@@ -44,39 +50,50 @@ def _find_team() -> Callable[..., None] | None:
     return team
 
 
-@cache
-def digest_of_helpers(folder: Path) -> bytes:
-    """A hash of the files whose functions may be compiled into a program of a folder."""
-    sources = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).digest()
-
-
 TEAM = _find_team()
+# compilers and loaders serve one thread at a time
+LOADING = Lock()
 
 
 class Program:
-    """A compiled loop, called with the number of its tasks and then its arguments."""
+    """A compiled loop, called with the number of its tasks and then its arguments.
+
+    It is compiled when it is first called, unless that was done before on this machine.
+
+    Args:
+        function: One thread's share, of the address of its arguments.
+    """
 
     def __init__(self, function: Callable[[int], None]) -> None:
-        """Compile `function`, or load it from numba's cache beside the source or in the home."""
         # the import hook of the tests wraps every function
-        function = cast(python_types.FunctionType, inspect.unwrap(function))
-        # numba's cache compares the closure of a function, but not the helpers that it calls
-        digest = digest_of_helpers(Path(function.__code__.co_filename).parent)
-        stamped = python_types.FunctionType(
-            function.__code__.replace(co_freevars=("digest",)),
-            function.__globals__,
-            function.__name__,
-            None,
-            (python_types.CellType(digest),),
-        )
-        try:
-            compiled = cfunc("void(intp)", error_model="numpy", cache=True)(stamped)
-        except RuntimeError:  # no folder to cache it in can be written
-            compiled = cfunc("void(intp)", error_model="numpy")(stamped)
-        self._compiled = compiled  # owns the machine code
-        self._address = cast(int, compiled.address)
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self.function = cast(FunctionType, inspect.unwrap(function))
+        self._code: Loaded | None = None
+
+    @property
+    def address(self) -> int:
+        """Where its machine code is; it is loaded, or compiled, by now."""
+        return self._loaded().address
+
+    def _loaded(self) -> Loaded:
+        if self._code is None:
+            with LOADING:
+                if self._code is None:
+                    self._code = load(self._machine_code())
+        return self._code
+
+    def _machine_code(self) -> bytes:
+        function = self.function
+        folder = Path(function.__code__.co_filename).parent
+        file = CodeFile(folder, f"{function.__module__}.{function.__name__}")
+        code = file.read()
+        if code is None:
+            with file.lock():
+                # another process may have compiled it meanwhile
+                code = file.read()
+                if code is None:
+                    code = compile_program(function)
+                    file.write(code)
+        return code
 
     def __call__(self, num_tasks: int, grain: int, *arguments: int) -> int:
         """Run every task, on the calling thread or on all that torch uses.
@@ -92,21 +109,35 @@ class Program:
         block = array.array("q", (0, num_tasks, 0, *arguments))
         # never fewer than torch's: OpenMP ends threads that a smaller team leaves over
         num_threads = torch.get_num_threads() if num_tasks >= 2 * grain else 1
+        code = self._code or self._loaded()
         if num_threads > 1 and TEAM is not None:
-            TEAM(self._address, block.buffer_info()[0], num_threads, 0)
+            TEAM(code.address, block.buffer_info()[0], num_threads, 0)
         elif num_tasks > 0:
-            self._alone(block.buffer_info()[0])
+            code.call(block.buffer_info()[0])
         return block[2]
 
 
-def inlined(function: Callable) -> Callable[..., Any]:
+def inlined(function: Callable) -> Helper:
     """Compile a helper into the programs that call it."""
-    return njit(inspect.unwrap(function), error_model="numpy", forceinline=True)
+
+    def make(bound: Callable) -> Callable:
+        from numba import njit
+
+        options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        return njit(bound, error_model="numpy", forceinline=True, **options)
+
+    return Helper(inspect.unwrap(function), make)
 
 
-def primitive(function: Callable) -> Callable[..., Any]:
+def primitive(function: Callable) -> Helper:
     """Make a helper of what `function` says in LLVM's language; literal arguments reach it."""
-    return intrinsic(prefer_literal=True)(function)
+
+    def make(bound: Callable) -> Callable:
+        from numba.extending import intrinsic
+
+        return intrinsic(prefer_literal=True)(bound)
+
+    return Helper(inspect.unwrap(function), make)
 
 
 def float_bits(value: float) -> int:
@@ -153,7 +184,7 @@ def arrive(typing_context, address):
     return types.int64(types.int64), generate
 
 
-def _pointer(element: types.Type) -> Callable[..., Any]:
+def _pointer(element: str) -> Helper:
     """An intrinsic that makes an address indexable."""
 
     @primitive
@@ -161,17 +192,17 @@ def _pointer(element: types.Type) -> Callable[..., Any]:
         def generate(context, builder, signature, values):
             return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(element)(types.int64), generate
+        return types.CPointer(getattr(types, element))(types.int64), generate
 
     return pointer
 
 
-f32_at = _pointer(types.float32)
-i32_at = _pointer(types.int32)
-i64_at = _pointer(types.int64)
-u8_at = _pointer(types.uint8)
-u16_at = _pointer(types.uint16)
-u32_at = _pointer(types.uint32)
+f32_at = _pointer("float32")
+i32_at = _pointer("int32")
+i64_at = _pointer("int64")
+u8_at = _pointer("uint8")
+u16_at = _pointer("uint16")
+u32_at = _pointer("uint32")
 
 
 @inlined

@@ -6,10 +6,8 @@ polynomials without branches. NaN stays NaN.
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from blockstride.kernels.common.cpu.native import inlined, primitive
+from blockstride.kernels.common.cpu.native import inlined, primitive, types
 
 FLOAT, INT32 = ir.FloatType(), ir.IntType(32)
 
@@ -66,7 +64,7 @@ def sqrt(typing_context, x):
 
     def generate(context, builder, signature, values):
         kind = ir.FunctionType(FLOAT, (FLOAT,))
-        root = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32")
+        root = builder.module.declare_intrinsic("llvm.sqrt.f32", fnty=kind)
         return builder.call(root, values)
 
     return types.float32(types.float32), generate

@@ -2,10 +2,9 @@
 
 import torch
 from llvmlite import ir
-from numba import types
 
 from blockstride.kernels.common.cpu.lanes import LANES, ZERO, fill, load
-from blockstride.kernels.common.cpu.native import f32_at, inlined, primitive, shifted
+from blockstride.kernels.common.cpu.native import f32_at, inlined, primitive, shifted, types
 
 FLOAT, HALF, INT = ir.FloatType(), ir.HalfType(), ir.IntType
 F32, BF16, F16, F8, I8 = range(5)

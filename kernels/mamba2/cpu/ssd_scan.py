@@ -11,7 +11,6 @@ that make the products' operands.
 
 import torch
 from llvmlite import ir
-from numba import types
 from torch import Tensor
 
 from blockstride.checks import expect
@@ -39,6 +38,7 @@ from blockstride.kernels.common.cpu.native import (
     primitive,
     shifted,
     stack_f32,
+    types,
 )
 from blockstride.kernels.common.cpu.state_tile import (
     SQUARE,

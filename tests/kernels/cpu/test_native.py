@@ -177,29 +177,6 @@ def test_a_prompt_in_chunks_and_steps_gives_the_bits_of_one_call(make, scan, upd
     assert torch.equal(torch.cat(outs), whole)
 
 
-def test_a_program_is_compiled_even_where_nothing_can_be_cached(monkeypatch):
-    def refuse_to_cache(signature, *, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available for file")
-        return numba.cfunc(signature, **options)
-
-    monkeypatch.setattr(native, "cfunc", refuse_to_cache)
-    program = Program(count)
-    tally = torch.zeros(3, dtype=torch.int64)
-    program(3, 1, tally.data_ptr())
-    assert tally.tolist() == [1, 1, 1]
-
-
-def test_a_change_of_any_helper_recompiles_the_programs_that_may_call_it(tmp_path):
-    # numba looks at the file of a program only
-    digest = native.digest_of_helpers.__wrapped__
-    (tmp_path / "program.py").write_text("1")
-    before = digest(tmp_path)
-    assert digest(tmp_path) == before != digest(tmp_path.parent)
-    (tmp_path / "helper.py").write_text("2")
-    assert digest(tmp_path) != before
-
-
 def test_programs_are_compiled_from_helpers_of_their_own_folder_and_the_common_one():
     for source in KERNELS.glob("*/cpu/*.py"):
         folders = (f"blockstride.kernels.{source.parts[-3]}.cpu", "blockstride.kernels.common.cpu")
@@ -254,7 +231,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_vector_functions_are_accurate_to_a_few_units_in_the_last_place(name):
-    function, (reference, ulps) = getattr(vector_math, name), REFERENCES[name]
+    function, (reference, ulps) = getattr(vector_math, name).compiled, REFERENCES[name]
 
     @numba.njit(error_model="numpy")
     def apply(x, y):
@@ -272,7 +249,7 @@ def test_vector_functions_are_accurate_to_a_few_units_in_the_last_place(name):
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_vector_functions_pass_nan_on_and_bear_infinity(name):
-    function = getattr(vector_math, name)
+    function = getattr(vector_math, name).compiled
 
     @numba.njit(error_model="numpy")
     def apply(x, y):
