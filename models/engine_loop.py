@@ -12,9 +12,10 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet, finalize, ref
 
 from blockstride.models.engine import PromptLimits, Request, SamplingParams, TokenEvent
@@ -24,6 +25,8 @@ CLOSE_SECONDS = 30.0
 """How long closing waits for the step that runs."""
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @runtime_checkable
@@ -113,6 +116,9 @@ class EngineLoop:
         Raises:
             RuntimeError: It was closed, or belongs to another process.
         """
+        self._queue(lambda: self._add(submissions))
+
+    def _queue(self, command: Callable[[], None]) -> None:
         if self._is_fork:
             raise RuntimeError("LLM: expected the process that uses it, got a fork of that")
         with self._lock:
@@ -120,7 +126,7 @@ class EngineLoop:
                 raise RuntimeError(self._why_closed)
             if self._thread is None:
                 self._start()
-            self._commands.put(lambda: self._add(submissions))
+            self._commands.put(command)
         self._engine.wake()
 
     def abort(self, submission: Submission) -> None:
@@ -130,6 +136,24 @@ class EngineLoop:
         """
         self._commands.put(lambda: self._abort(submission))
         self._engine.wake()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Calls a function on the loop's thread, between two steps, and waits for its result.
+
+        Raises:
+            RuntimeError: As `submit`.
+            Exception: What the function raises.
+        """
+        answer: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # for who waits for it, and for nobody else
+                answer.set_exception(error)
+
+        self._queue(run)
+        return answer.result()
 
     def close(self) -> None:
         """Ends all requests, with an error for those who wait, and then the thread.

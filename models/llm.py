@@ -17,14 +17,16 @@ from blockstride.models.chat_template import Messages, TemplateOptions, conversa
 from blockstride.models.checkpoint import Checkpoint
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import TIMEOUT_SECONDS, TransferWay
+from blockstride.models.distributed.elastic import ElasticEngines
+from blockstride.models.distributed.launcher import Launcher
 from blockstride.models.engine import Engine, EngineConfig, EngineReport, SamplingParams
 from blockstride.models.engine.sampling import answers
-from blockstride.models.engine.values import expect_type
+from blockstride.models.engine_arguments import Configs, read_engines
 from blockstride.models.engine_loop import EngineLoop
 from blockstride.models.generation import Batch, Completion, Completions, Generation, Stream
 from blockstride.models.generation_defaults import default_params
 from blockstride.models.hub import find_checkpoint
-from blockstride.models.loading import default_device, load_model
+from blockstride.models.loading import load_model
 from blockstride.models.progress_bar import ProgressBar
 from blockstride.models.prompts import Prompt, as_prompt, list_params, list_prompts
 from blockstride.models.texts import Texts
@@ -32,7 +34,6 @@ from blockstride.transfer.connector import ConnectorSettings
 
 logger = logging.getLogger(__name__)
 
-Configs = EngineConfig | Sequence[EngineConfig]
 # not typing.Self, which beartype accepts in decorated classes only
 Self = TypeVar("Self", bound="LLM")
 
@@ -65,6 +66,8 @@ class LLM:
             of the connectors.
         timeout_seconds: After how long without a heartbeat a process is given up, and other engines
             do its work.
+        on: What starts ranks; on this machine when None.
+        restarts: How many engines are started anew that die, or whose machine is taken away.
         revision: Branch, tag or commit of a checkpoint that is named; None for `main`.
         download: Whether to get a checkpoint that is named, and not cached, from the Hub.
 
@@ -95,35 +98,34 @@ class LLM:
         device: str | torch.device | None = None,
         transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
+        on: Launcher | None = None,
+        restarts: int = 0,
         revision: str | None = None,
         download: bool = False,
     ) -> None:
-        prompts = _configs(prefill, "prefill")
-        has_roles = bool(prompts) or decode is not None
-        is_clear = config is None or not has_roles
-        expect(is_clear, "config", "None beside prefill and decode", config)
-        config = EngineConfig() if config is None else config
-        expect_type(config, "config", EngineConfig, "an EngineConfig")
-        answers = [config] if decode is None else _configs(decode, "decode")
+        engines = read_engines(config, prefill, decode, on)
         checkpoint = Checkpoint(find_checkpoint(path, revision=revision, download=download))
         self._texts, params = Texts(checkpoint), default_params(checkpoint.generation)
         if params.stop and not self._texts.has_tokenizer:
             logger.warning("stop texts %s need a tokenizer.json: unused", params.stop)
             params = replace(params, stop=())
         self.default_params = params
-        if has_roles or config.tp_size > 1:
-            self.engine = Deployment(
-                checkpoint.path,
-                prefill=prompts,
-                decode=answers,
-                dtype=dtype,
-                device=str(device or default_device()),
-                transfer=transfer,
-                timeout_seconds=timeout_seconds,
-            )
-        else:
+        if engines.launcher is None:
+            (config,) = engines.decode
             self.engine = Engine(load_model(checkpoint, config, dtype=dtype, device=device), config)
             self.engine.warm_up()
+        else:
+            self.engine = Deployment(
+                checkpoint.path,
+                prefill=engines.prefill,
+                decode=engines.decode,
+                dtype=dtype,
+                device=None if device is None else str(device),
+                transfer=transfer,
+                timeout_seconds=timeout_seconds,
+                launcher=engines.launcher,
+                restarts=restarts,
+            )
         self._loop = EngineLoop(self.engine)
 
     @property
@@ -139,6 +141,17 @@ class LLM:
         """Ends all requests, with an error for those who wait, and all processes."""
         self._loop.close()
         self.engine.close()
+
+    @property
+    def engines(self) -> ElasticEngines:
+        """Adds and removes engines, while requests run.
+
+        Raises:
+            ValueError: There is one engine, in this process.
+        """
+        is_fleet = isinstance(self.engine, Deployment)
+        expect(is_fleet, "engines", "some in processes of their own", "one in this process")
+        return ElasticEngines(self.engine, self._loop)
 
     def reports(self) -> list[EngineReport]:
         """What every engine that lives has done so far, while no request is in flight."""
@@ -284,12 +297,3 @@ class LLM:
                     Generation(prompt, prompt_ids, answer, text, on_piece, on_done, index, on_token)
                 )
         return Batch(self._loop, generations)
-
-
-def _configs(given: object, name: str) -> list[EngineConfig]:
-    """One engine or several, as a list."""
-    configs = [given] if isinstance(given, EngineConfig) else given
-    expect_type(configs, name, (list, tuple), "an EngineConfig or several")
-    for config in configs:  # type: ignore[union-attr]
-        expect_type(config, name, EngineConfig, "an EngineConfig or several")
-    return list(configs)  # type: ignore[call-overload]

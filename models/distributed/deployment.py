@@ -8,33 +8,31 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from secrets import token_bytes
-from tempfile import mkdtemp
 from typing import Any, Literal, get_args
 
 from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
-from blockstride.models.distributed.heartbeat import Watch
-from blockstride.models.distributed.launch import plan_engines, start_engines
+from blockstride.models.distributed.fleet import Fleet, Role
 from blockstride.models.distributed.launcher import Launcher
 from blockstride.models.distributed.local_ranks import LocalLauncher
+from blockstride.models.distributed.membership import Membership
 from blockstride.models.distributed.messages import (
     Ask,
+    Draining,
     Ended,
     Failed,
     Held,
+    Joins,
     Load,
-    Peer,
     Progress,
     Wake,
 )
-from blockstride.models.distributed.pipes import Inbox
+from blockstride.models.distributed.pipes import Inbox, Letter
 from blockstride.models.distributed.requests import Requests
 from blockstride.models.engine import (
     EngineConfig,
@@ -44,6 +42,7 @@ from blockstride.models.engine import (
     TokenEvent,
 )
 from blockstride.models.engine.request import FinishReason
+from blockstride.models.engine.values import whole
 from blockstride.models.fingerprint import model_fingerprint
 from blockstride.transfer.connector import ConnectorSettings
 
@@ -68,15 +67,17 @@ class Deployment:
         prefill: Engines that compute prompts; none: decode engines do.
         decode: Engines that continue them.
         dtype: See `load_model`.
-        device: Where they run; ranks are dealt to all GPUs in turn.
+        device: Where they run; see `Launcher.deal`.
         transfer: How sequences are handed over: `"pull"`, decode engines read them; `"push"`,
             prefill engines write them; or settings of the connectors.
         timeout_seconds: After how long without a heartbeat an engine is given up.
         launcher: Starts the ranks; on this machine when None.
+        restarts: How many engines are started anew that died, or whose machine is taken away.
 
     Attributes:
-        engines: All engines, those that are gone included.
-        loads: Name of an engine -> what it last said of its load.
+        limits: Prompts that all engines take.
+        fleet: The engines.
+        members: Has engines join and leave.
 
     Raises:
         ValueError: No decode engine, or a model or sizes that can't be.
@@ -91,58 +92,68 @@ class Deployment:
         prefill: Sequence[EngineConfig] = (),
         decode: Sequence[EngineConfig],
         dtype: str,
-        device: str,
+        device: str | None,
         transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
         launcher: Launcher | None = None,
+        restarts: int = 0,
     ) -> None:
-        launcher = LocalLauncher() if launcher is None else launcher
         expect(len(decode) > 0, "decode", "at least one engine", "none")
         ways = get_args(TransferWay)
         is_known = isinstance(transfer, ConnectorSettings) or transfer in ways
         expect(is_known, "transfer", f"settings, or one of {', '.join(ways)}", repr(transfer))
         expect(timeout_seconds > 0, "timeout_seconds", "more than 0", timeout_seconds)
-        # once for all ranks, and before anything is begun that would have to be ended
-        fingerprint = model_fingerprint(path) if prefill else ""
-        self._inbox = inbox = Inbox()
-        # no method of this object, which would then never be collected while the watch runs
-        silent = Failed(TimeoutError, f"no heartbeat for {timeout_seconds:g} s")
-        watch = Watch(timeout_seconds, lambda engine: inbox.put(engine, silent))
-        self.engines: list[EngineProcesses] = []
-        self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
-        belongings = self.engines, watch, self._folder
-        self._finalizer = weakref.finalize(self, _end, self._process, *belongings)
+        restarts = whole(restarts, "restarts", 0, "a number of engines")
+        shared = {
+            "path": str(Path(path).absolute()),
+            "dtype": dtype,
+            "transfer": _shared_settings(transfer) if prefill else None,
+            # once for all ranks, and before anything is begun that would have to be ended
+            "model_fingerprint": model_fingerprint(path) if prefill else "",
+        }
+        self._inbox, self._process = Inbox(), os.getpid()
+        launcher = LocalLauncher() if launcher is None else launcher
+        self.fleet = Fleet(launcher, device, self._inbox, timeout_seconds, shared)
+        # the fleet knows nothing of this object, which can be collected therefore
+        self._finalizer = weakref.finalize(self, self.fleet.end)
+        wanted: list[tuple[Role, EngineConfig]] = [("prefill", config) for config in prefill]
+        started = self._start_or_end([*wanted, *(("decode", config) for config in decode)])
+        limits = [ready.limits for _, _, ready in started if ready.limits is not None]
+        self.limits = min(limits, key=lambda limits: limits.max_len)
+        self._requests = Requests(self.fleet.prefill, self.fleet.decode)
+        self.members = Membership(
+            self.fleet, self._requests, bool(prefill), self.limits.max_len, restarts
+        )
+        for role, engine, ready in started:
+            self.members.join(Joins(role, engine, ready))
+
+    def _start_or_end(self, wanted: Sequence[tuple[Role, EngineConfig]]) -> list[Any]:
         try:
-            self.engines += plan_engines(
-                {f"prefill-{i}": config for i, config in enumerate(prefill)}
-                | {f"decode-{i}": config for i, config in enumerate(decode)},
-                device,
-                launcher,
-                path=str(path),
-                dtype=dtype,
-                folder=self._folder,
-                transfer=_shared_settings(transfer) if prefill else None,
-                timeout_seconds=timeout_seconds,
-                model_fingerprint=fingerprint,
-            )
-            answers = start_engines(self.engines)
+            return self.fleet.start(wanted)
         except BaseException:
             self._finalizer()
             raise
-        self.prefill, self.decode = self.engines[: len(prefill)], self.engines[len(prefill) :]
-        self._requests = Requests(self.prefill, self.decode)
-        limits = [ready.limits for ready in answers if ready.limits is not None]
-        self.limits = min(limits, key=lambda limits: limits.max_len)
-        inbox.on_beat = lambda engine, beat: watch.heard(engine) if beat.makes_progress else None
-        self.loads: dict[str, Load] = {}
-        # nor may this one know more than the numbers
-        inbox.on_load = partial(_note, self.loads)
-        for engine in self.engines:
-            engine.listen(inbox)
-        watch.start(list(self.engines))
-        for source, ready in zip(self.prefill, answers, strict=False):
-            for reader in self.decode:
-                reader.tell(Peer(source.engine_id, ready.addresses))
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """Name of each engine -> what it last said of its load, once it has said something."""
+        engines = {engine.engine_id: engine.load for engine in self.engines}
+        return {name: load for name, load in engines.items() if load is not None}
+
+    @property
+    def engines(self) -> list[EngineProcesses]:
+        """All engines."""
+        return self.fleet.engines
+
+    @property
+    def prefill(self) -> list[EngineProcesses]:
+        """Engines that compute prompts."""
+        return self.fleet.prefill
+
+    @property
+    def decode(self) -> list[EngineProcesses]:
+        """Engines that continue them."""
+        return self.fleet.decode
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Sends a request to an engine.
@@ -160,7 +171,19 @@ class Deployment:
         if self._process != os.getpid():
             raise RuntimeError("deployment: expected the process that made it, got a fork of that")
         self.limits.check(prompt_ids, params)
+        if not self.has_work:
+            self._catch_up()
         return self._requests.add(prompt_ids, params, self.limits.longest(prompt_ids, params))
+
+    def _catch_up(self) -> None:
+        """Takes in what has been said while nobody waited for anything."""
+        is_woken = False
+        while (letter := self._inbox.take(0)) is not None:
+            is_woken |= isinstance(letter.message, Wake)
+            self._on(letter)
+        if is_woken:
+            # that is for the next step
+            self.wake()
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """Ends a request now, for whatever reason."""
@@ -187,29 +210,32 @@ class Deployment:
         if not self.has_work:
             return []
         letter = self._inbox.take()
-        if letter is None or isinstance(letter.message, Wake):
-            return []
-        return self._on(letter.sender, letter.message)
+        return [] if letter is None else self._on(letter)
 
-    def _on(self, engine: EngineProcesses, message: Any) -> list[TokenEvent]:
-        if not engine.is_alive:
-            return []
+    def _on(self, letter: Letter) -> list[TokenEvent]:
+        """Takes in what an engine says, or what is said of it."""
+        engine, message = letter
+        events = []
         match message:
+            case Wake():
+                return []
+            case Joins():
+                self.members.join(message)
+            case _ if engine not in self.engines:
+                # what was said by one that is gone
+                return []
             case Progress():
-                return self._requests.on_progress(engine, message)
+                events = self._requests.on_progress(engine, message)
             case Held(request_id):
                 self._requests.on_held(engine, request_id)
             case Failed(_, reason):
-                return self._lose(engine, reason)
+                events = self.members.lose(engine, reason)
             case Ended():
-                return self._lose(engine, engine.how_it_ended())
-        return []
-
-    def _lose(self, engine: EngineProcesses, reason: str) -> list[TokenEvent]:
-        """Gives up an engine; its requests go on in others."""
-        logger.error("%s: %s", engine.engine_id, reason)
-        engine.kill()
-        return self._requests.on_gone(engine, reason)
+                events = self.members.lose(engine, engine.how_it_ended())
+            case Draining():
+                self.members.drain(engine)
+        self.members.let_leave()
+        return events
 
     def reports(self) -> list[EngineReport]:
         """What every engine that lives has done so far, while no request is in flight."""
@@ -223,22 +249,16 @@ class Deployment:
             assert letter is not None, "it waits as long as it takes"
             if isinstance(letter.message, EngineReport):
                 reports[letter.sender.engine_id] = letter.message
-            elif not isinstance(letter.message, Wake):
-                self._on(letter.sender, letter.message)
+            else:
+                self._on(letter)
         return [reports[engine.engine_id] for engine in asked if engine.is_alive]
 
     def close(self) -> None:
         """Ends all processes, and requests with them; in a fork it does nothing."""
         if self._process != os.getpid():
             return
-        # readers say goodbye to those that they read from
-        for engine in reversed(self.engines):
-            engine.close()
+        self.fleet.close()
         self._finalizer()
-
-
-def _note(loads: dict[str, Load], engine: EngineProcesses, load: Load) -> None:
-    loads[engine.engine_id] = load
 
 
 def _shared_settings(transfer: ConnectorSettings | TransferWay) -> ConnectorSettings:
@@ -249,13 +269,3 @@ def _shared_settings(transfer: ConnectorSettings | TransferWay) -> ConnectorSett
         settings = ConnectorSettings(lease_seconds=HELD_SECONDS, push=transfer == "push")
     # whoever gives engines different types wants them converted
     return replace(settings, key=settings.key or token_bytes(32), cast=True)
-
-
-def _end(process: int, engines: Sequence[EngineProcesses], watch: Watch, folder: str) -> None:
-    if process != os.getpid():
-        # a fork has all this in memory, and ends it no more than its parent does
-        return
-    watch.stop()
-    for engine in engines:
-        engine.kill()
-    shutil.rmtree(folder, ignore_errors=True)

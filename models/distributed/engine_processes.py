@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from threading import Event
 from typing import Any
 
 from msgspec.structs import replace
 
 from blockstride.models.distributed.launcher import Launcher, Team
-from blockstride.models.distributed.messages import Close, Ended, Setup
+from blockstride.models.distributed.messages import Close, Draining, Ended, Load, Setup
 from blockstride.models.distributed.pipes import Inbox, Outbox
 
 CLOSE_SECONDS = 10.0
@@ -31,16 +32,26 @@ class EngineProcesses:
 
     Attributes:
         requests: Ids of those that the engine works on.
+        queued_tokens: Tokens that it is to compute before all of these have their next one.
+        load: What it last said of its load.
+        room: Tokens of one more sequence that it has free blocks for, as far as is known.
         is_alive: Whether it may be asked for anything.
         has_ended: Whether its rank 0 is gone, be it that nobody has read the letter that says so.
+        is_leaving: Whether it takes no new requests while others can.
+        has_left: Set when it has left, or is lost, and its processes have ended.
     """
 
     setup: Setup
     devices: Sequence[str]
     launcher: Launcher
     requests: set[int] = field(default_factory=set)
+    queued_tokens: int = 0
+    load: Load | None = None
+    room: int = 0
     is_alive: bool = True
     has_ended: bool = False
+    is_leaving: bool = False
+    has_left: Event = field(default_factory=Event)
     _team: Team | None = None
     _pipe: Connection | None = None
     _outbox: Outbox | None = None
@@ -72,10 +83,14 @@ class EngineProcesses:
         assert self._pipe is not None, "it is connected"
         self._outbox = Outbox(self._pipe)
         inbox.listen(self, self._pipe, self._note_end)
-        self._team.watch(lambda: inbox.put(self, Ended()))
+        self._team.watch(lambda: inbox.put(self, Ended()), lambda: inbox.put(self, Draining()))
 
     def _note_end(self) -> None:
         self.has_ended = True
+
+    def note_load(self, load: Load) -> None:
+        """Takes in what it says of its load, on any thread."""
+        self.load, self.room = load, load.room
 
     def tell(self, message: Any) -> None:
         """Sends a message to rank 0, without waiting until it is received."""

@@ -112,6 +112,16 @@ class Watch:
         self._missed = dict.fromkeys(others, 0)
         Thread(target=self._run, name="blockstride-watch", daemon=True).start()
 
+    def add(self, other: Any) -> None:
+        """Expects beats of one more."""
+        with self._lock:
+            self._missed[other] = 0
+
+    def remove(self, other: Any) -> None:
+        """Expects none of one any more."""
+        with self._lock:
+            self._missed.pop(other, None)
+
     def heard(self, other: Any) -> None:
         """A beat has come."""
         with self._lock:

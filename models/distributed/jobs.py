@@ -27,6 +27,7 @@ from blockstride.models.distributed.messages import (
 )
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, Request, TokenEvent
+from blockstride.models.engine.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class Jobs:
 
     def __init__(self, engine: Engine, ranks: Ranks, say: Callable[[Any], object]) -> None:
         self._engine, self._ranks, self._say = engine, ranks, say
+        chunk = engine.config.max_num_batched_tokens
+        self._room = Room(engine.blocks, engine.limits.max_len, chunk)
         self._jobs: dict[int, Job] = {}
         # how many ranks may still write to the blocks of a read
         self._unsettled: dict[int, int] = {}
@@ -159,6 +162,7 @@ class Jobs:
             queued_tokens=sum(each.num_uncached for each in (*active, *scheduler.waiting)),
             num_free=engine.blocks.num_free,
             num_blocks=tuple(pool.layout.num_blocks - 1 for pool in engine.pools),
+            room=self._room.num_tokens,
             num_preemptions=scheduler.num_preemptions,
             asked_tokens=known.asked_tokens if known else 0,
             hit_tokens=known.hit_tokens if known else 0,

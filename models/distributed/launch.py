@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def plan_engines(
-    configs: Mapping[str, EngineConfig], device: str, launcher: Launcher, **shared: Any
+    configs: Mapping[str, EngineConfig], device: str | None, launcher: Launcher, **shared: Any
 ) -> list[EngineProcesses]:
     """Engines that are not started yet.
 

@@ -41,11 +41,12 @@ class Team(ABC):
         """
 
     @abstractmethod
-    def watch(self, on_end: Callable[[], object]) -> None:
-        """Has ends told that the connection to rank 0 may not tell.
+    def watch(self, on_end: Callable[[], object], on_drain: Callable[[], object]) -> None:
+        """Has told what the connection to rank 0 doesn't tell; on any thread, once or more.
 
         Args:
-            on_end: Called on any thread, once or more, when a rank has ended.
+            on_end: Called when a rank has ended.
+            on_drain: Called when a machine that ranks run on is about to be taken away.
         """
 
     @abstractmethod
@@ -71,11 +72,12 @@ class Launcher(ABC):
     is_local: bool
 
     @abstractmethod
-    def deal(self, device: str, num_ranks: Sequence[int]) -> list[list[str]]:
+    def deal(self, device: str | None, num_ranks: Sequence[int]) -> list[list[str]]:
         """On which device each rank of each engine runs.
 
         Args:
-            device: As a user says it; `"cuda"` leaves to the launcher which GPUs that are.
+            device: As a user says it; `"cuda"` leaves to the launcher which GPUs that are, None
+                whether there are any.
             num_ranks: Ranks of each engine.
 
         Raises:
@@ -89,10 +91,6 @@ class Launcher(ABC):
         Args:
             setups: What each is, rank 0 first.
         """
-
-    def draining(self) -> frozenset[str]:
-        """Ids of engines that run where nothing will run for much longer."""
-        return frozenset()
 
     def close(self) -> None:  # noqa: B027
         """Ends what it needed for starting ranks; they have ended by then."""

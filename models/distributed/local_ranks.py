@@ -17,7 +17,7 @@ import torch
 from blockstride.checks import expect
 from blockstride.models.distributed.launcher import Launcher, Team
 from blockstride.models.distributed.messages import Setup
-from blockstride.models.loading import find_device
+from blockstride.models.loading import default_device, find_device
 
 WORKER = "blockstride.models.distributed.worker"
 END_SECONDS = 10.0
@@ -47,7 +47,7 @@ class LocalTeam(Team):
         """See `Team`; there is nothing to wait for."""
         return self._pipe
 
-    def watch(self, on_end: Callable[[], object]) -> None:
+    def watch(self, on_end: Callable[[], object], on_drain: Callable[[], object]) -> None:
         """See `Team`; pipes end with their processes, whatever these end of."""
 
     def how_it_ended(self) -> str:
@@ -81,12 +81,13 @@ class LocalLauncher(Launcher):
     def __init__(self) -> None:
         self._places = count()
 
-    def deal(self, device: str, num_ranks: Sequence[int]) -> list[list[str]]:
+    def deal(self, device: str | None, num_ranks: Sequence[int]) -> list[list[str]]:
         """See `Launcher`; `"cuda"` deals ranks to all GPUs in turn.
 
         Raises:
             ValueError: A device that isn't there, or a GPU that two ranks of an engine would be on.
         """
+        device = str(default_device()) if device is None else device
         find_device(device)
         is_shared = device.startswith("cuda:") and max(num_ranks) > 1
         expect(

@@ -252,6 +252,7 @@ class Load(Struct, frozen=True):
         queued_tokens: Tokens to compute until each of these has its next one.
         num_free: Blocks of each pool that no request needs.
         num_blocks: Blocks of each pool, but for the null block.
+        room: Tokens of one more sequence that there are free blocks for.
         num_preemptions: Requests that lost their blocks for a while.
         asked_tokens: Tokens of prompts that were looked for among earlier ones.
         hit_tokens: Those of them that were known.
@@ -264,6 +265,7 @@ class Load(Struct, frozen=True):
     queued_tokens: int
     num_free: tuple[int, ...]
     num_blocks: tuple[int, ...]
+    room: int
     num_preemptions: int
     asked_tokens: int
     hit_tokens: int
@@ -282,6 +284,24 @@ class Held(Struct, frozen=True):
 
 class Ended(Struct, frozen=True):
     """Said for a process that has ended, or closed its end of the pipe."""
+
+
+class Draining(Struct, frozen=True):
+    """Said for an engine on a machine that is about to be taken away."""
+
+
+class Joins(Struct, frozen=True):
+    """Said for an engine that has been started, and is to work with the others.
+
+    Attributes:
+        role: What it is there for.
+        engine: Its processes.
+        ready: What it has said.
+    """
+
+    role: Any
+    engine: Any
+    ready: Ready
 
 
 class Wake(Struct, frozen=True):

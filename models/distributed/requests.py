@@ -12,7 +12,8 @@ from itertools import count
 
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
 from blockstride.models.distributed.life import FRONT_END, Deed, News, Stage
-from blockstride.models.distributed.messages import Peer, Progress, Start, Stop, Token
+from blockstride.models.distributed.messages import Progress, Start, Stop, Token
+from blockstride.models.distributed.routing import Candidate, choose_engine
 from blockstride.models.engine import Request, SamplingParams, TokenEvent
 from blockstride.models.engine.request import FinishReason
 
@@ -32,6 +33,7 @@ class _Tracked:
         engine: Who works on it.
         holder: Who holds its blocks for that engine.
         losses: Engines that died with it.
+        load: Tokens that the engine is to compute before its next one.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class _Tracked:
     engine: EngineProcesses | None = None
     holder: EngineProcesses | None = None
     losses: int = 0
+    load: int = 0
 
 
 class Requests:
@@ -88,6 +91,7 @@ class Requests:
         for request_id, num_cached in progress.cached.items():
             if tracked := self._find(engine, request_id):
                 tracked.request.num_cached = num_cached
+                _weigh(tracked)
         pairs = [(self._find(engine, token.request_id), token) for token in progress.tokens]
         return [self._on_token(tracked, token) for tracked, token in pairs if tracked is not None]
 
@@ -96,6 +100,7 @@ class Requests:
         if token.token_id is not None:
             request.num_cached = request.num_tokens
             request.output_ids.append(token.token_id)
+            _weigh(tracked)
         if token.logprobs is not None:
             request.logprobs.append(token.logprobs)
         request.prompt_logprobs.extend(token.prompt_logprobs)
@@ -110,7 +115,7 @@ class Requests:
             self._on(tracked, News.HELD if may_move else News.HELD_IN_VAIN)
 
     def on_gone(self, engine: EngineProcesses, reason: str) -> list[TokenEvent]:
-        """An engine is no more: all who wait for it are told, and its requests go on elsewhere.
+        """An engine is no more, as all others know: its requests go on elsewhere.
 
         Returns:
             The ends of requests that have been through this too often.
@@ -118,8 +123,6 @@ class Requests:
         Raises:
             EngineDiedError: No engine is left for a request; all have ended then.
         """
-        for other in (*self._prefill, *self._decode):
-            other.tell(Peer(engine.engine_id, ()))
         ended = []
         try:
             for tracked in list(self._tracked.values()):
@@ -161,11 +164,8 @@ class Requests:
         """In a prefill engine if it is new, else in a decode engine; in any if need be."""
         request = tracked.request
         is_new = not request.output_ids
-        for engines in (self._prefill if is_new else (), self._decode, self._prefill):
-            alive = [engine for engine in engines if engine.is_alive]
-            if alive:
-                break
-        else:
+        usable = _usable(self._prefill if is_new else (), self._decode, self._prefill)
+        if not usable:
             raise EngineDiedError("no engine is left")
         may_move = any(engine.is_alive for engine in self._decode)
         self._leave_engine(tracked)
@@ -173,20 +173,27 @@ class Requests:
             # what is still said of it as it was is about nobody
             old_id, request.request_id = request.request_id, next(self._ids)
             logger.info("request %d: begins anew as %d", old_id, request.request_id)
-        self._begin(tracked, alive, hands_over=is_new and engines is self._prefill and may_move)
+            request.num_cached = 0
+        self._begin(tracked, usable, hands_over=is_new and may_move and usable[0] in self._prefill)
 
     def _move(self, tracked: _Tracked) -> None:
         self._leave_engine(tracked)
         tracked.holder = tracked.engine
-        self._begin(tracked, [engine for engine in self._decode if engine.is_alive])
+        self._begin(tracked, _usable(self._decode))
 
     def _begin(
         self, tracked: _Tracked, engines: Sequence[EngineProcesses], *, hands_over: bool = False
     ) -> None:
-        """Gives a request to the engine that has the fewest."""
+        """Gives a request to the engine that suits best."""
         request = tracked.request
-        engine = tracked.engine = min(engines, key=lambda each: len(each.requests))
+        candidates = [
+            Candidate(each.queued_tokens, len(each.requests), each.room) for each in engines
+        ]
+        engine = tracked.engine = engines[choose_engine(request.num_tokens, candidates)]
         engine.requests.add(request.request_id)
+        _weigh(tracked)
+        # until it says how much is left
+        engine.room -= request.num_tokens
         self._tracked[request.request_id] = tracked
         engine.tell(
             Start(
@@ -204,7 +211,15 @@ class Requests:
         request_id = tracked.request.request_id
         if tracked.engine is not None:
             tracked.engine.requests.discard(request_id)
+            tracked.engine.queued_tokens -= tracked.load
+            tracked.load = 0
         self._tracked.pop(request_id, None)
+
+    def is_idle(self, engine: EngineProcesses) -> bool:
+        """Whether an engine neither works on a request nor holds blocks of one."""
+        return not engine.requests and all(
+            tracked.holder is not engine for tracked in self._tracked.values()
+        )
 
     def _stop(self, tracked: _Tracked) -> None:
         assert tracked.engine is not None, "it has been placed"
@@ -218,3 +233,21 @@ class Requests:
 
     def _forget_holder(self, tracked: _Tracked) -> None:
         tracked.holder = None
+
+
+def _usable(*choices: Sequence[EngineProcesses]) -> list[EngineProcesses]:
+    """Of the first group with any, those that may be given a request.
+
+    Engines that are about to leave are none of them, unless no others are left anywhere.
+    """
+    alive = [[engine for engine in engines if engine.is_alive] for engines in choices]
+    staying = [[engine for engine in engines if not engine.is_leaving] for engines in alive]
+    return next((engines for engines in staying + alive if engines), [])
+
+
+def _weigh(tracked: _Tracked) -> None:
+    """Takes in how much of a request its engine still has to compute."""
+    assert tracked.engine is not None, "it has been placed"
+    load = max(1, tracked.request.num_uncached)
+    tracked.engine.queued_tokens += load - tracked.load
+    tracked.load = load

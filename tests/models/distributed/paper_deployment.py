@@ -139,6 +139,8 @@ class PaperDeployment:
 
     def kill(self, engine):
         engine.kill()
+        for other in self.engines:
+            other.tell(Peer(engine.engine_id, ()))
         try:
             self.requests.on_gone(engine, "killed")
         except EngineDiedError:

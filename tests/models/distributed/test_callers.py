@@ -45,19 +45,20 @@ def test_engines_say_how_much_they_have_to_do(deploy, reference):
     llm = deploy(reference.path, prefill=engine(), decode=engine(max_num_seqs=1))
     first, second = (llm.stream("In the beginning", ENDLESS) for _ in range(2))
     next(first)
-    loads = llm.engine.loads
 
     def counts():
-        load = loads.get("decode-0")
+        load = llm.engine.loads.get("decode-0")
         return load and (load.num_running, load.num_waiting, load.num_reads)
 
     until(lambda: counts() == (1, 1, 1))
-    busy = loads["decode-0"]
+    busy = llm.engine.loads["decode-0"]
     assert busy.queued_tokens >= 2
     assert all(free < blocks for free, blocks in zip(busy.num_free, busy.num_blocks, strict=True))
     first.close()
     second.close()
     # the last word of each comes when it has nothing to do any more
-    until(lambda: all(load.num_running == load.num_waiting == 0 for load in loads.values()))
-    until(lambda: loads["decode-0"].num_free == loads["decode-0"].num_blocks)
-    assert loads["prefill-0"].asked_tokens > 0
+    until(
+        lambda: all(load.num_running == load.num_waiting == 0 for load in llm.engine.loads.values())
+    )
+    until(lambda: llm.engine.loads["decode-0"].num_free == llm.engine.loads["decode-0"].num_blocks)
+    assert llm.engine.loads["prefill-0"].asked_tokens > 0

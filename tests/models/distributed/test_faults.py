@@ -128,7 +128,7 @@ def test_blocks_that_do_not_arrive_are_computed_again(
         source.kill()
     elif source.is_alive:
         # whoever is stopped may still write; readers wait until they are told that it is gone
-        llm.engine._lose(source, "unresponsive")
+        llm.engine.members.lose(source, "unresponsive")
     (report,) = llm.reports()
     assert report.failed_reads == 1
     until(lambda: all_blocks_are_free(llm))
@@ -142,7 +142,7 @@ def test_blocks_come_back_from_a_reader_that_dies_as_it_is_written_to(
     engines = {"prefill": engine(), "decode": [engine(tp_size=ranks), engine()]}
     llm = deploy(reference.path, **engines, transfer="push", timeout_seconds=QUICK)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, 6)
-    on_held, readers = llm.engine._requests.on_held, llm.engine.decode
+    on_held, readers = llm.engine._requests.on_held, [*llm.engine.decode]
 
     def kill_reader(holder, request_id):
         on_held(holder, request_id)

@@ -30,7 +30,7 @@ if sys.argv[2] == "forks":
             sys.exit("fork" not in str(error))
     assert os.wait()[1] == 0
     # the end of a fork, which is an ordinary one, ends nothing of its parent's
-    assert os.path.exists(llm.engine._folder)
+    assert os.path.exists(llm.engine.fleet._folder)
     llm.generate("abc")
     if os.fork() == 0:
         # it has all pipes of its parent, too
@@ -66,7 +66,7 @@ def test_closing_ends_all_processes(deploy, reference):
     pids = [pid for each in llm.engine.engines for pid in each.pids]
     llm.close()
     assert not any(map(is_running, pids))
-    assert not Path(llm.engine._folder).exists()
+    assert not Path(llm.engine.fleet._folder).exists()
 
 
 @pytest.mark.spawns

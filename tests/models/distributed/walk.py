@@ -42,7 +42,7 @@ def walk(llm: LLM, right: dict[int, list[int]], draw: random.Random) -> int:
     Returns:
         How many engines were lost; one is left alone.
     """
-    deployment, requests = llm.engine, []
+    deployment, requests, engines = llm.engine, [], llm.engine.engines
     harmed = draw.sample(deployment.engines, draw.randint(1, len(deployment.engines) - 1))
     when = {draw.randint(5, 120): each for each in harmed}
     for step in range(150):
@@ -64,7 +64,7 @@ def walk(llm: LLM, right: dict[int, list[int]], draw: random.Random) -> int:
             assert len(request.output_ids) == request.params.max_tokens
         else:
             assert request.finish_reason == "abort"
-    return sum(not each.is_alive for each in deployment.engines)
+    return len(engines) - len(deployment.engines)
 
 
 def main(argv: Sequence[str]) -> int:

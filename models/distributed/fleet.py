@@ -1,0 +1,208 @@
+"""The engines of a deployment: which there are, which start, and which leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from tempfile import mkdtemp
+from threading import Event, Thread
+from typing import Any, Literal
+
+from blockstride.checks import expect
+from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
+from blockstride.models.distributed.heartbeat import Watch
+from blockstride.models.distributed.launch import plan_engines, start_engines
+from blockstride.models.distributed.launcher import Launcher
+from blockstride.models.distributed.messages import Beat, Failed, Joins, Peer, Ready
+from blockstride.models.distributed.pipes import Inbox
+from blockstride.models.engine import EngineConfig
+
+Role = Literal["prefill", "decode"]
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """Engines by role; a name is never given twice.
+
+    One thread has engines join and leave; any may start some.
+
+    Args:
+        launcher: Starts ranks.
+        device: Where they run; see `Launcher.deal`.
+        inbox: Where engines that have joined are heard.
+        timeout_seconds: After how long without a heartbeat an engine is given up.
+        shared: Other fields of `Setup` that are the same for all.
+
+    Attributes:
+        prefill: Engines that compute prompts.
+        decode: Engines that continue them.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        device: str | None,
+        inbox: Inbox,
+        timeout_seconds: float,
+        shared: dict[str, Any],
+    ) -> None:
+        self.prefill: list[EngineProcesses] = []
+        self.decode: list[EngineProcesses] = []
+        self._launcher, self._device, self._inbox = launcher, device, inbox
+        self._process, self._folder = os.getpid(), mkdtemp(prefix="blockstride-")
+        self._shared = {**shared, "folder": self._folder, "timeout_seconds": timeout_seconds}
+        silent = Failed(TimeoutError, f"no heartbeat for {timeout_seconds:g} s")
+        self._watch = Watch(timeout_seconds, lambda engine: inbox.put(engine, silent))
+        self._watch.start([])
+        inbox.on_beat, inbox.on_load = self._on_beat, EngineProcesses.note_load
+        self._counts: Counter[str] = Counter()
+        self._addresses: dict[EngineProcesses, tuple[str, ...]] = {}
+        # those that start, or leave
+        self._apart: set[EngineProcesses] = set()
+        self._is_over = False
+
+    @property
+    def engines(self) -> list[EngineProcesses]:
+        """All that have joined, in the order of their roles."""
+        return [*self.prefill, *self.decode]
+
+    def members(self, role: Role) -> list[EngineProcesses]:
+        """Those of a role."""
+        return self.prefill if role == "prefill" else self.decode
+
+    def find(self, engine_id: str) -> EngineProcesses:
+        """An engine by its name.
+
+        Raises:
+            ValueError: There is none.
+        """
+        known = {engine.engine_id: engine for engine in self.engines}
+        names = ", ".join(known) or "none"
+        expect(engine_id in known, "engine_id", f"one of {names}", repr(engine_id))
+        return known[engine_id]
+
+    def start(
+        self, wanted: Sequence[tuple[Role, EngineConfig]]
+    ) -> list[tuple[Role, EngineProcesses, Ready]]:
+        """Starts engines, and waits until all are ready.
+
+        Raises:
+            ValueError, EngineDiedError, TimeoutError: As `plan_engines` and `start_engines`; none
+                of them runs then.
+        """
+        configs = {self._name(role): config for role, config in wanted}
+        engines = plan_engines(configs, self._device, self._launcher, **self._shared)
+        self._apart.update(engines)
+        try:
+            if self._is_over:
+                raise EngineDiedError("deployment: expected an open one, got one that was closed")
+            answers = start_engines(engines)
+            return [
+                (role, engine, ready)
+                for (role, _), engine, ready in zip(wanted, engines, answers, strict=True)
+            ]
+        except BaseException:
+            for engine in engines:
+                self.discard(engine)
+            raise
+
+    def start_later(self, role: Role, config: EngineConfig) -> None:
+        """Starts an engine without waiting for it; the inbox is told when it is ready to join."""
+
+        def start() -> None:
+            try:
+                ((_, engine, ready),) = self.start([(role, config)])
+            except Exception:
+                logger.exception("a %s engine can't be replaced", role)
+            else:
+                self._inbox.put(engine, Joins(role, engine, ready))
+
+        Thread(target=start, name="blockstride-replacement", daemon=True).start()
+
+    def discard(self, engine: EngineProcesses) -> None:
+        """Ends an engine that was started, and hasn't joined."""
+        engine.kill()
+        self._apart.discard(engine)
+
+    def _name(self, role: Role) -> str:
+        number = self._counts[role]
+        self._counts[role] += 1
+        return f"{role}-{number}"
+
+    def join(self, role: Role, engine: EngineProcesses, ready: Ready) -> None:
+        """Has an engine that is ready work with the others."""
+        self._apart.discard(engine)
+        self._addresses[engine] = ready.addresses
+        engine.listen(self._inbox)
+        self._watch.add(engine)
+        self.members(role).append(engine)
+        if role == "prefill":
+            for reader in self.decode:
+                reader.tell(Peer(engine.engine_id, ready.addresses))
+        else:
+            for source in self.prefill:
+                engine.tell(Peer(source.engine_id, self._addresses[source]))
+
+    def role_of(self, engine: EngineProcesses) -> Role:
+        """What an engine that has joined is there for."""
+        return "prefill" if engine in self.prefill else "decode"
+
+    def remove(self, engine: EngineProcesses) -> None:
+        """Forgets an engine that is gone, and has all others forget it."""
+        if engine in self._addresses:
+            self._forget(engine)
+            _tell_all(self.engines, engine)
+
+    def dismiss(self, engine: EngineProcesses) -> Event:
+        """Ends an engine politely, without waiting for it; it works on nothing any more.
+
+        Returns:
+            Set when all its processes have ended.
+        """
+        self._forget(engine)
+        self._apart.add(engine)
+        Thread(target=self._close, args=(engine,), name="blockstride-farewell", daemon=True).start()
+        return engine.has_left
+
+    def _close(self, engine: EngineProcesses) -> None:
+        engine.close()
+        # what it may still have written settles when its processes have ended
+        _tell_all(self.engines, engine)
+        self._apart.discard(engine)
+        logger.info("%s: has left", engine.engine_id)
+        engine.has_left.set()
+
+    def _forget(self, engine: EngineProcesses) -> None:
+        self.members(self.role_of(engine)).remove(engine)
+        del self._addresses[engine]
+        self._watch.remove(engine)
+
+    def _on_beat(self, engine: EngineProcesses, beat: Beat) -> None:
+        if beat.makes_progress:
+            self._watch.heard(engine)
+
+    def close(self) -> None:
+        """Asks all to end."""
+        # readers say goodbye to those that they read from
+        for engine in reversed(self.engines):
+            engine.close()
+
+    def end(self) -> None:
+        """Ends all, however they are; in a fork, which has all this in memory, nothing."""
+        if self._process != os.getpid():
+            return
+        self._is_over = True
+        self._watch.stop()
+        for engine in [*self.engines, *self._apart]:
+            engine.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._launcher.close()
+
+
+def _tell_all(engines: Sequence[EngineProcesses], gone: EngineProcesses) -> None:
+    for other in engines:
+        other.tell(Peer(gone.engine_id, ()))

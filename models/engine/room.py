@@ -1,0 +1,37 @@
+"""How long a sequence an engine has blocks for at the moment, for those who choose an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blockstride.models.engine.block_manager import BlockManager
+
+STEP = 16
+"""Tokens that lengths are told apart by."""
+
+
+class Room:
+    """Looks up, for the blocks that are free, the longest sequence that they hold.
+
+    Args:
+        blocks: Owner of the blocks.
+        max_len: Most tokens of a sequence.
+        chunk: Most tokens of one that are computed at once.
+    """
+
+    def __init__(self, blocks: BlockManager, max_len: int, chunk: int) -> None:
+        self._blocks = blocks
+        self._lengths = np.append(np.arange(0, max_len, STEP), max_len)
+        most = blocks.most_held(self._lengths, np.minimum(self._lengths, chunk))
+        # a state takes its block whatever the length, and no tokens take none
+        most[0] = 0
+        self._needed = np.ascontiguousarray(most.T)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one more sequence, in steps of `STEP` but for the longest."""
+        if not self._blocks.has_row:
+            return 0
+        pairs = zip(self._needed, self._blocks.num_free, strict=True)
+        fitting = min(int(np.searchsorted(needed, free, "right")) for needed, free in pairs)
+        return int(self._lengths[fitting - 1])

@@ -1,0 +1,64 @@
+"""Which engines the arguments of `LLM` ask for, and where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blockstride.checks import expect
+from blockstride.models.distributed.launcher import Launcher
+from blockstride.models.distributed.local_ranks import LocalLauncher
+from blockstride.models.engine import EngineConfig
+from blockstride.models.engine.values import expect_type
+
+Configs = EngineConfig | Sequence[EngineConfig]
+
+
+class Engines(NamedTuple):
+    """Engines by what they are there for.
+
+    Attributes:
+        prefill: Engines that compute prompts.
+        decode: Engines that continue them.
+        launcher: Starts their ranks; None: there is one engine, in this process.
+    """
+
+    prefill: list[EngineConfig]
+    decode: list[EngineConfig]
+    launcher: Launcher | None
+
+
+def read_engines(
+    config: EngineConfig | None, prefill: Configs, decode: Configs | None, on: Launcher | None
+) -> Engines:
+    """The engines that the arguments of `LLM` ask for.
+
+    Raises:
+        TypeError, ValueError: Something else was given, or arguments that contradict each other.
+    """
+    prompts = _configs(prefill, "prefill")
+    has_roles = bool(prompts) or decode is not None
+    is_clear = config is None or not has_roles
+    expect(is_clear, "config", "None beside prefill and decode", config)
+    config = EngineConfig() if config is None else config
+    expect_type(config, "config", EngineConfig, "an EngineConfig")
+    answers = [config] if decode is None else _configs(decode, "decode")
+    launcher = None if on is None else _launcher(on)
+    if launcher is None and (has_roles or config.tp_size > 1):
+        launcher = LocalLauncher()
+    return Engines(prompts, answers, launcher)
+
+
+def _launcher(on: Launcher) -> Launcher:
+    """What starts ranks there."""
+    expect_type(on, "on", Launcher, "a launcher")
+    return on
+
+
+def _configs(given: object, name: str) -> list[EngineConfig]:
+    """One engine or several, as a list."""
+    configs = [given] if isinstance(given, EngineConfig) else given
+    expect_type(configs, name, (list, tuple), "an EngineConfig or several")
+    for config in configs:  # type: ignore[union-attr]
+        expect_type(config, name, EngineConfig, "an EngineConfig or several")
+    return list(configs)  # type: ignore[call-overload]
