@@ -137,6 +137,11 @@ class LLM:
         """
         return self._texts.tokenizer
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is one; without it prompts and answers are tokens."""
+        return self._texts.has_tokenizer
+
     def close(self) -> None:
         """Ends all requests, with an error for those who wait, and all processes."""
         self._loop.close()

@@ -17,7 +17,7 @@ SLOW = (
     *("kernels/gpu/test_static.py", "models/test_jamba_equals_transformers.py"),
     *("models/test_mamba2_hybrids_equal_transformers.py", "models/distributed"),
     *("transfer/test_every_case.py", "transfer/connector", "models/test_devices.py"),
-    *("transfer/tiers", "models/test_llm.py"),
+    *("transfer/tiers", "models/serving", "models/test_llm.py"),
     *("examples", "kernels/test_gpu_script.py", "models/test_drawn_texts.py"),
     *("models/test_program.py", "models/test_schedules.py", "models/test_callers.py"),
     *("models/test_interrupted_steps.py", "models/test_layouts_command.py"),

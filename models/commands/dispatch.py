@@ -16,6 +16,7 @@ from blockstride.models.commands.option_names import MARK, with_options
 COMMANDS = {
     "generate": "continue prompts with a model",
     "layouts": "show how the caches of a model lie in memory, and what they cost",
+    "serve": "serve a model to OpenAI's clients over HTTP",
     "plan": "show what moves between a prefill and a decode engine, and how",
 }
 """Every command is a module of `blockstride.models.commands`, imported when it is called."""

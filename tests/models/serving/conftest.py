@@ -1,0 +1,45 @@
+"""A small model behind a server, and what it says in this process."""
+
+import shutil
+
+import openai
+import pytest
+
+from blockstride.models import LLM, EngineConfig
+from tests.models.serving.servers import KEY, Server
+
+CHAT = """{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+
+@pytest.fixture(scope="session")
+def model(reference, tmp_path_factory):
+    """A small Jamba with a chat template."""
+    folder = shutil.copytree(reference.path, tmp_path_factory.mktemp("served") / "model")
+    (folder / "chat_template.jinja").write_text(CHAT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(model, tmp_path_factory):
+    """Starts a server; it ends with the test file."""
+    servers = []
+
+    def begin(*options):
+        servers.append(Server(model, tmp_path_factory.mktemp("server"), *options))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.end()
+
+
+@pytest.fixture(scope="session")
+def llm(model):
+    """The same model in this process."""
+    with LLM(model, config=EngineConfig(cache_bytes=1 << 24)) as made:
+        yield made
+
+
+def client_of(server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=60)
