@@ -115,7 +115,7 @@ class PeerPlan:
             first, count = 0, len(local.ids)
             if plan.span:
                 span = info.block_size * info.cp_size
-                tokens = needed_tokens(plan, request.num_tokens, local.first)
+                tokens = needed_tokens(plan, request.num_tokens, local)
                 first = tokens.start // span
                 count = -(-tokens.stop // span) - first if tokens else 0
             if count <= len(tables[index].ids):

@@ -29,15 +29,18 @@ class BlockIds:
         ids: Logical block ids.
         first: Position of the first: blocks before it are present already, or not needed any more.
             Without meaning for states.
+        present: Tokens at the beginning of the first block that are present already. They may come
+            along all the same, where a run has others too.
 
     Args:
         ids: A sequence or array of ids.
         first: See above.
+        present: See above.
     """
 
-    def __init__(self, ids: ArrayLike, first: int = 0) -> None:
+    def __init__(self, ids: ArrayLike, first: int = 0, present: int = 0) -> None:
         self.ids: Int32[np.ndarray, " blocks"] = _int32(ids)
-        self.first = first
+        self.first, self.present = first, present
 
     @cached_property
     def order(self) -> Order:
@@ -105,6 +108,8 @@ def check_blocks(
             fits = len(ids) == wanted and blocks.first >= 0
             more = f"{wanted} blocks from position {blocks.first} for {num_tokens} tokens"
             expect(fits, name, more, f"{len(ids)} blocks")
+            few = 0 <= blocks.present < span
+            expect(few, name, f"fewer than {span} tokens present", blocks.present)
         else:
             expect(len(ids) > 0 or num_tokens == 0, name, "at least one state", "none")
         pool = 0 if info.policy == "unified" else index
@@ -140,16 +145,17 @@ def in_order(ids: np.ndarray, order: Order) -> np.ndarray:
     return ids if order is None else ids.take(order)
 
 
-def needed_tokens(plan: GroupPlan, num_tokens: int, first_block: int = 0) -> range:
-    """Tokens that a group must receive: from its first local block, or from the window, to the end.
+def needed_tokens(plan: GroupPlan, num_tokens: int, local: BlockIds | None = None) -> range:
+    """Tokens that a group must receive: those that are not present, of a window its last ones.
 
     Args:
         plan: A plan of a group with tokens.
         num_tokens: Tokens of the sequence.
-        first_block: Position of the first local block to fill.
+        local: The local blocks to fill; None: all.
     """
     live = 0 if plan.window is None else max(0, num_tokens + 1 - plan.window)
-    return range(min(max(first_block * plan.span, live), num_tokens), num_tokens)
+    present = 0 if local is None else local.first * plan.span + local.present
+    return range(min(max(present, live), num_tokens), num_tokens)
 
 
 def periods(plan: GroupPlan, track: Track, tokens: range) -> range:
@@ -176,7 +182,7 @@ def group_pairs(plan: GroupPlan, request: TransferRequest) -> Iterator[tuple[Tra
         theirs = remote.ids[len(remote.ids) - count :]
         yield plan.tracks[0], (local.ascending, in_order(theirs, local.order))
         return
-    tokens = needed_tokens(plan, request.num_tokens, local.first)
+    tokens = needed_tokens(plan, request.num_tokens, local)
     ours, theirs = split_blocks(local.ids, plan.local), split_blocks(remote.ids, plan.remote)
     for track in plan.tracks:
         span = periods(plan, track, tokens)

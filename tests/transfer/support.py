@@ -218,7 +218,7 @@ class HandOver:
         local: The reader.
         remote: The producer.
         num_tokens: Tokens of the sequence.
-        present: Tokens that the reader has already; whole local blocks of them are not asked for.
+        present: Tokens that the reader has already; they are not asked for.
         snapshots: States that each side lists.
     """
 
@@ -253,10 +253,18 @@ class HandOver:
             (self.local, self.remote), self.tables, (self.present, 0), strict=True
         ):
             firsts = self.first_blocks(info, present)
+            span = info.block_size * info.cp_size
             sides.append(
-                [BlockIds(ids[first:], first) for ids, first in zip(table, firsts, strict=True)]
+                [
+                    BlockIds(ids[first:], first, self._in_part(group.spec, present - first * span))
+                    for group, ids, first in zip(info.groups, table, firsts, strict=True)
+                ]
             )
         return TransferRequest(self.num_tokens, *sides)
+
+    def _in_part(self, spec: CacheSpec, present: int) -> int:
+        """Tokens of a first block that are present."""
+        return max(0, present) if spec.has_tokens else 0
 
     def source(self, rank: int) -> dict[int, np.ndarray]:
         """Storages of a producing rank: its live blocks hold tags to their end."""
@@ -284,9 +292,9 @@ class HandOver:
                 put(group, most[group.pool], ids, np.arange(len(ids)))
                 continue
             start, stop = firsts[index] * span, len(ids) * span
-            live = start
+            live = max(start, self.present)
             if group.spec.window is not None:
-                live = max(start, self.num_tokens + 1 - group.spec.window)
+                live = max(live, self.num_tokens + 1 - group.spec.window)
             put(group, least[group.pool], ids, np.arange(live, self.num_tokens))
             put(group, most[group.pool], ids, np.arange(start, stop))
         return least, most

@@ -73,6 +73,7 @@ def test_the_request_that_the_others_differ_from_is_accepted():
         ),
         ({"local_state": BlockIds([])}, r"local ids of group 1 .*at least one state, got none"),
         ({"local_state": BlockIds([4, 5])}, r"remote ids of group 1: .*at least 2 states, got 1"),
+        ({"local_attention": BlockIds([1, 2, 3], 0, 4)}, r"fewer than 4 tokens present, got 4"),
         (
             {"local_attention": BlockIds([[1, 2, 3]])},
             r"local ids of group 0 .*one dimension, got 2",
@@ -124,6 +125,21 @@ def test_a_prefix_that_is_present_moves_no_attention_but_the_state_still_comes()
     (read,) = plan.reads(TransferRequest(8, *sides))
     state = next(g for g in plan.peers[0].wire.groups if g.read.local_group == 1)
     assert len(read.wire.local) == len(state.lengths)
+
+
+def test_tokens_of_a_block_that_are_present_are_not_asked_for_but_where_they_share_a_run():
+    specs: dict[str, CacheSpec] = {"layers.0": full_attention(1, 4, BF16)}
+    reader, producer = (
+        EngineTransferInfo(name, specs, KVCacheLayout.LBHNC, "split", size, (9,))
+        for name, size in (("reader", 16), ("producer", 4))
+    )
+    plan = HandOver(reader, producer, 30).plan(0)
+    whole = BlockIds([1, 2, 3, 4, 5, 6, 7, 8])
+    [all_of_them] = plan.reads(TransferRequest(30, [BlockIds([1, 2])], [whole]))
+    [rest] = plan.reads(TransferRequest(30, [BlockIds([2], 1, present=9)], [whole]))
+    # tokens 25 to 29 lie in blocks of tokens 24 to 31
+    assert set(rest.wire.remote % 9) == {7, 8}
+    assert 4 * len(rest.wire.local) == len(all_of_them.wire.local)
 
 
 def test_one_state_of_several_snapshots_is_the_newest():

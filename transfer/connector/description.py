@@ -110,6 +110,7 @@ class Blocks(Strict, frozen=True):
 
     ids: Annotated[list[Count], Meta(max_length=1 << 20)]
     first: Count
+    present: Count
 
 
 Tables = Annotated[list[Blocks], Meta(max_length=4096)]
@@ -264,9 +265,9 @@ def check_memory(info: EngineTransferInfo, rank: int, memory: Memory) -> None:
 
 def tables_of(parts: Sequence[Blocks]) -> list[BlockIds]:
     """Block ids from a message."""
-    return [BlockIds(described.ids, described.first) for described in parts]
+    return [BlockIds(described.ids, described.first, described.present) for described in parts]
 
 
 def blocks_of(tables: Sequence[BlockIds]) -> list[Blocks]:
     """Block ids as a message."""
-    return [Blocks(blocks.ids.tolist(), blocks.first) for blocks in tables]
+    return [Blocks(blocks.ids.tolist(), blocks.first, blocks.present) for blocks in tables]

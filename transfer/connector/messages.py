@@ -29,7 +29,7 @@ from blockstride.transfer.errors import Kind, ProtocolError
 from blockstride.transfer.nixl import Memory
 from blockstride.transfer.peer_plan import StrategyChoice
 
-MAGIC, VERSION = b"BSTR", 3
+MAGIC, VERSION = b"BSTR", 4
 DIGEST_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + DIGEST_BYTES
 RANDOM_BYTES = 16

@@ -125,7 +125,7 @@ def _is_written(plan: GroupPlan, num_tokens: int, local: BlockIds) -> Bool[np.nd
         return np.ones(len(local.ids), dtype=np.bool_)
     split, step = plan.local.split, plan.local.blocks_per_period
     written = np.zeros(len(local.ids) * split, dtype=np.bool_)
-    tokens = needed_tokens(plan, num_tokens, local.first)
+    tokens = needed_tokens(plan, num_tokens, local)
     for track in plan.tracks:
         span = periods(plan, track, tokens)
         first = span.start * step + track.local_block - local.first * split
