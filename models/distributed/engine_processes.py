@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from blockstride.models.distributed.known_prefixes import KnownPrefixes
 from blockstride.models.distributed.launcher import Launcher, Team
 from blockstride.models.distributed.messages import Close, Draining, Ended, Load, Setup
 from blockstride.models.distributed.pipes import Inbox, Outbox
@@ -35,6 +36,7 @@ class EngineProcesses:
         queued_tokens: Tokens that it is to compute before all of these have their next one.
         load: What it last said of its load.
         room: Tokens of one more sequence that it has free blocks for, as far as is known.
+        known: Tokens that its prefix cache has, as far as can be told from here.
         is_alive: Whether it may be asked for anything.
         has_ended: Whether its rank 0 is gone, be it that nobody has read the letter that says so.
         is_leaving: Whether it takes no new requests while others can.
@@ -48,6 +50,7 @@ class EngineProcesses:
     queued_tokens: int = 0
     load: Load | None = None
     room: int = 0
+    known: KnownPrefixes = field(default_factory=KnownPrefixes)
     is_alive: bool = True
     has_ended: bool = False
     is_leaving: bool = False

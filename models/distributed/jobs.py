@@ -14,6 +14,7 @@ from typing import Any
 
 from blockstride.models.distributed.life import ENGINE, Act, Event, State
 from blockstride.models.distributed.messages import (
+    GroupBlocks,
     Held,
     Hold,
     Load,
@@ -27,6 +28,7 @@ from blockstride.models.distributed.messages import (
 )
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, Request, TokenEvent
+from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.room import Room
 
 logger = logging.getLogger(__name__)
@@ -178,8 +180,13 @@ class Jobs:
     def _read(self, request: Request) -> None:
         request_id = request.request_id
         self._unsettled[request_id] = len(self._ranks)
-        blocks, source = self._engine.blocks.held(request_id), self._jobs[request_id].source
-        self._ranks.tell(Read(request_id, request.num_tokens - 1, blocks, source))
+        owned, source = self._engine.blocks, self._jobs[request_id].source
+        blocks, present = _lacking(request, owned)
+        copies = owned.copies(request_id)
+        num_tokens = request.num_tokens - 1
+        self._ranks.tell(Read(request_id, num_tokens, blocks, source, present, copies))
+        # whatever writes to their sources now comes after them
+        owned.on_copied(request_id)
 
     def _run(self, request: Request) -> None:
         self.num_reads += 1
@@ -204,14 +211,27 @@ class Jobs:
             self._engine.release(_apart(request_id))
 
 
+def _lacking(request: Request, owned: BlockManager) -> tuple[GroupBlocks, list[int]]:
+    """The blocks of a request that lack tokens, and how many the first of each group has."""
+    lacking: GroupBlocks = []
+    counts = []
+    held = owned.held(request.request_id)
+    known = request.present or [0] * len(held)
+    for (first, ids), (_, placed), tokens in zip(held, owned.groups, known, strict=True):
+        start = max(first, tokens // placed.block_size)
+        lacking.append((start, ids[start - first :]))
+        counts.append(max(0, tokens - start * placed.block_size) if start - first < len(ids) else 0)
+    return lacking, counts
+
+
 def _token(event: TokenEvent) -> Token:
-    request, logprobs, of_prompt = event.request, None, ()
+    request, logprobs, of_prompt, resumed = event.request, None, (), 0
     if event.token_id is not None and request.logprobs:
         logprobs = request.logprobs[-1]
     if len(request.output_ids) == 1:
-        of_prompt = request.prompt_logprobs
+        of_prompt, resumed = request.prompt_logprobs, request.num_resumed
     reason, error = request.finish_reason, request.error
-    return Token(request.request_id, event.token_id, reason, error, logprobs, of_prompt)
+    return Token(request.request_id, event.token_id, reason, error, logprobs, of_prompt, resumed)
 
 
 def _apart(request_id: int) -> int:

@@ -125,7 +125,9 @@ def start_engines(engines: Sequence[EngineProcesses]) -> list[Ready]:
             raise TimeoutError(f"{late}: expected to be ready in {START_SECONDS} s")
         for pipe in speaking:
             engine = pipes.pop(pipe)
-            answers[engine] = _first_word(engine, pipe)
+            answers[engine] = ready = _first_word(engine, pipe)
+            if engine.setup.config.prefix_caching:
+                engine.known.capacity = ready.capacity
             logger.info("%s: ready, processes %s", engine.engine_id, engine.pids)
     return [answers[engine] for engine in engines]
 

@@ -87,7 +87,7 @@ class Leader:
         join_ranks(self._setup)
         self.engine.warm_up()
         ordered = tuple(addresses[rank] for rank in range(len(self._ranks)))
-        self._front_end.send(Ready(ordered, self.engine.limits))
+        self._front_end.send(Ready(ordered, self.engine.limits, self.engine.capacity))
         self._serve()
 
     def _serve(self) -> None:

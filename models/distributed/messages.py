@@ -154,12 +154,23 @@ class Hold(Struct, frozen=True):
 
 
 class Read(Struct, frozen=True):
-    """Read the blocks of a request from the engine that holds them."""
+    """Read the blocks of a request from the engine that holds them.
+
+    Attributes:
+        request_id: The request.
+        num_tokens: Its tokens that are cached then.
+        blocks: Blocks that lack any of them.
+        source: Who holds them.
+        present: Tokens that the first block of each group has already.
+        copies: What is copied here first: group, block that is read, block that is written.
+    """
 
     request_id: int
     num_tokens: int
     blocks: GroupBlocks
     source: str
+    present: Sequence[int] = ()
+    copies: Sequence[tuple[int, int, int]] = ()
 
 
 # from a rank to rank 0, or from rank 0 to the front end
@@ -171,10 +182,12 @@ class Ready(Struct, frozen=True):
     Attributes:
         addresses: Where it listens for readers, or all ranks do; "" when nothing is handed over.
         limits: Prompts that the engine can take; from rank 0 only.
+        capacity: Tokens that it can cache; from rank 0 only.
     """
 
     addresses: tuple[str, ...]
     limits: PromptLimits | None = None
+    capacity: int = 0
 
 
 class Failed(Struct, frozen=True):
@@ -221,6 +234,7 @@ class Token(Struct, frozen=True):
         error: What went wrong, in words.
         logprobs: Of the token, where they are asked for.
         prompt_logprobs: Of the tokens of the prompt, with its first token.
+        num_resumed: Tokens that weren't computed for its first token.
     """
 
     request_id: int
@@ -229,6 +243,7 @@ class Token(Struct, frozen=True):
     error: str = ""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    num_resumed: int = 0
 
 
 class Progress(Struct, frozen=True):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import torch
+
 from blockstride.layouts import KVCachePool
+from blockstride.models.block_copies import copy_blocks
 from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
     GroupBlocks,
@@ -59,6 +62,7 @@ class RankTransfers:
             {i: pool.storage for i, pool in enumerate(pools)}
         )
         self._on_change = on_change
+        self._groups = [(pool, placed) for pool in pools for placed in pool.layout.groups]
         # nobody who waits hears less of this than of an engine that is silent
         self._read_seconds = min(READ_SECONDS, setup.timeout_seconds)
         self._reads: dict[int, connector.ReadHandle] = {}
@@ -92,9 +96,12 @@ class RankTransfers:
                 self.connector.offer(str(request_id), num_tokens, _block_ids(blocks))
                 self._events.append(Outcome(request_id, Event.OFFERED))
                 self._on_change()
-            case Read(request_id, num_tokens, blocks, source):
+            case Read(request_id, num_tokens, blocks, source, present, copies):
+                if copies:
+                    copy_blocks(self._groups, torch.tensor(copies, dtype=torch.int32))
+                lacking = _block_ids(blocks, present)
                 request = connector.ReadRequest(
-                    str(request_id), num_tokens, _block_ids(blocks), (source,), self._read_seconds
+                    str(request_id), num_tokens, lacking, (source,), self._read_seconds
                 )
                 self._reads[request_id] = self.connector.start_read(request)
             case Stop(request_id):
@@ -124,5 +131,6 @@ class RankTransfers:
         self.connector.close()
 
 
-def _block_ids(blocks: GroupBlocks) -> list[BlockIds]:
-    return [BlockIds(ids, first) for first, ids in blocks]
+def _block_ids(blocks: GroupBlocks, present: Sequence[int] = ()) -> list[BlockIds]:
+    counts = present or [0] * len(blocks)
+    return [BlockIds(ids, at, count) for (at, ids), count in zip(blocks, counts, strict=True)]

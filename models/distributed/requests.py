@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from blockstride.models.distributed.engine_processes import EngineDiedError, EngineProcesses
+from blockstride.models.distributed.known_prefixes import as_tokens
 from blockstride.models.distributed.life import FRONT_END, Deed, News, Stage
 from blockstride.models.distributed.messages import Progress, Start, Stop, Token
-from blockstride.models.distributed.routing import Candidate, choose_engine
+from blockstride.models.distributed.routing import READ_SHARE, Candidate, choose_engine
 from blockstride.models.engine import Request, SamplingParams, TokenEvent
 from blockstride.models.engine.request import FinishReason
 
@@ -101,6 +102,8 @@ class Requests:
             request.num_cached = request.num_tokens
             request.output_ids.append(token.token_id)
             _weigh(tracked)
+        if len(request.output_ids) == 1:
+            request.num_resumed = token.num_resumed
         if token.logprobs is not None:
             request.logprobs.append(token.logprobs)
         request.prompt_logprobs.extend(token.prompt_logprobs)
@@ -158,6 +161,7 @@ class Requests:
         for deed in deeds:
             self._deeds[deed](tracked)
         if tracked.stage is Stage.ENDED:
+            self._remember(tracked)
             self._leave_engine(tracked)
 
     def _place(self, tracked: _Tracked) -> None:
@@ -174,22 +178,41 @@ class Requests:
             old_id, request.request_id = request.request_id, next(self._ids)
             logger.info("request %d: begins anew as %d", old_id, request.request_id)
             request.num_cached = 0
-        self._begin(tracked, usable, hands_over=is_new and may_move and usable[0] in self._prefill)
+        hands_over = is_new and may_move and usable[0] in self._prefill
+        self._begin(tracked, self._choose(request, usable), hands_over=hands_over)
 
     def _move(self, tracked: _Tracked) -> None:
         self._leave_engine(tracked)
         tracked.holder = tracked.engine
-        self._begin(tracked, _usable(self._decode))
+        usable = _usable(self._decode)
+        self._begin(tracked, self._choose(tracked.request, usable, READ_SHARE))
+
+    def _choose(
+        self, request: Request, engines: Sequence[EngineProcesses], token_cost: float = 1.0
+    ) -> EngineProcesses:
+        """The engine that suits a request best."""
+        if len(engines) == 1:
+            return engines[0]
+        tokens, salt = as_tokens(request.tokens(0, request.num_tokens)), request.params.cache_salt
+        candidates = [
+            Candidate(
+                each.queued_tokens, len(each.requests), each.room, each.known.match(tokens, salt)
+            )
+            for each in engines
+        ]
+        chosen = choose_engine(len(tokens), candidates, token_cost)
+        # until the engine says how far it has come
+        known = min(candidates[chosen].known_tokens, len(tokens) - 1)
+        request.num_cached = max(request.num_cached, known)
+        return engines[chosen]
 
     def _begin(
-        self, tracked: _Tracked, engines: Sequence[EngineProcesses], *, hands_over: bool = False
+        self, tracked: _Tracked, engine: EngineProcesses, *, hands_over: bool = False
     ) -> None:
-        """Gives a request to the engine that suits best."""
+        """Gives a request to an engine."""
         request = tracked.request
-        candidates = [
-            Candidate(each.queued_tokens, len(each.requests), each.room) for each in engines
-        ]
-        engine = tracked.engine = engines[choose_engine(request.num_tokens, candidates)]
+        tracked.engine = engine
+        self._remember(tracked)
         engine.requests.add(request.request_id)
         _weigh(tracked)
         # until it says how much is left
@@ -206,6 +229,13 @@ class Requests:
                 "" if tracked.holder is None else tracked.holder.engine_id,
             )
         )
+
+    def _remember(self, tracked: _Tracked) -> None:
+        """Its engine has all the tokens of a request now, or will have."""
+        request, engine = tracked.request, tracked.engine
+        if engine is not None and any(len(kind) > 1 for kind in (self._prefill, self._decode)):
+            tokens = as_tokens(request.tokens(0, request.num_tokens))
+            engine.known.add(tokens, request.params.cache_salt)
 
     def _leave_engine(self, tracked: _Tracked) -> None:
         request_id = tracked.request.request_id

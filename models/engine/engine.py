@@ -67,6 +67,9 @@ class Engine:
         config: Layout, policy, sizes.
         followers: The other ranks; None when there are none.
 
+    Attributes:
+        capacity: Most tokens of one sequence that the caches hold.
+
     Raises:
         ValueError: Sizes that can't work together; the message names one.
     """
@@ -85,10 +88,11 @@ class Engine:
         self.pools = make_pools(model, config)
         layouts = [pool.layout for pool in self.pools]
         self.groups = [group for layout in layouts for group in layout.groups]
+        self.capacity = tokens_that_fit(layouts)
         self.limits = PromptLimits.of(
             config.max_len,
             model.config.max_position_embeddings,
-            tokens_that_fit(layouts),
+            self.capacity,
             model.config.vocab_size,
         )
         self.max_len = self.limits.max_len

@@ -83,6 +83,42 @@ class PrefixCache:
                 return True
         return False
 
+    def adopt_tokens(self, request: Request) -> bool:
+        """Gives a request that is to be filled from elsewhere the blocks of tokens that are here.
+
+        What it lacks then are the tokens beyond `Request.present`, and its states.
+
+        Returns:
+            Whether it holds blocks for all its tokens but the last; else it is to be read whole, if
+            there is room for that.
+        """
+        store, length = self.store, request.num_tokens - 1
+        match = store.tree.match(_tokens(request, length), request.params.cache_salt)
+        tables: list[tuple[int, int, np.ndarray]] = []
+        copies: list[tuple[int, int, int]] = []
+        present = [0] * len(self.blocks.groups)
+        for i, group in enumerate(store.token_groups):
+            size = store.tree.block_sizes[i]
+            table = store.tree.table(match, i, match.length)
+            first, whole = store.specs[i].live_blocks(length, size).start, match.length // size
+            # a window that is there in part is read
+            if match.length > first * size and table[first:].all():
+                present[group] = match.length
+                tables.append((group, first, table[first:whole]))
+                if match.length % size:
+                    copies.append((group, whole, int(table[whole])))
+        if not tables or not self._take(request, tables, copies, length, length):
+            return False
+        for node in match.path:
+            store.renew(node)
+        request.present = present
+        self.stats.unread_tokens += match.length
+        return True
+
+    def on_arrived(self, request: Request) -> None:
+        """Keeps the tokens of a request that has been filled from elsewhere, while it runs."""
+        self._insert(request, request.num_cached, None)
+
     def _resumable(self, match: Match, most: int) -> int:
         """Tokens of a match after which a sequence can go on."""
         most = min(match.length, most)
@@ -110,9 +146,20 @@ class PrefixCache:
             assert states is not None, "sequences can go on there"
             for group, block in zip(store.state_groups, states, strict=True):
                 copies.append((group, 0, block))
+        return self._take(request, tables, copies, start, start + 1)
+
+    def _take(
+        self,
+        request: Request,
+        tables: Sequence[tuple[int, int, np.ndarray]],
+        copies: Sequence[tuple[int, int, int]],
+        start: int,
+        stop: int,
+    ) -> bool:
+        """Gives a request blocks of others, and its own from there on; all of them or none."""
         if not self.blocks.adopt(request.request_id, tables, copies):
             return False
-        if self.blocks.reserve(request.request_id, start, start + 1):
+        if self.blocks.reserve(request.request_id, start, stop):
             return True
         self.blocks.release(request.request_id)
         return False

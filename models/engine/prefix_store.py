@@ -27,12 +27,14 @@ class PrefixStats:
     Attributes:
         asked_tokens: Tokens of requests when they were admitted.
         hit_tokens: Those of them that needn't be computed.
+        unread_tokens: Tokens that needn't be read from another engine, as they were here.
         kept_states: Tokens after which states were kept.
         evicted_blocks: Blocks that made room for others.
     """
 
     asked_tokens: int = 0
     hit_tokens: int = 0
+    unread_tokens: int = 0
     kept_states: int = 0
     evicted_blocks: int = 0
 

@@ -38,6 +38,8 @@ class Request:
         num_stored: Tokens whose keys and values are in the cache where those of all tokens are;
             more than `num_cached` where only the states after them are missing.
         num_resumed: `num_cached` when it was last admitted: what others had computed.
+        present: Of each group, how many tokens its blocks have that others have filled, before it
+            is filled from elsewhere.
         keep_after: Numbers of tokens after which what is in the cache is kept for other requests,
             and at which its steps end therefore, the next first.
         seed: That of `params`, or one of its own.
@@ -60,6 +62,7 @@ class Request:
     num_cached: int = 0
     num_stored: int = 0
     num_resumed: int = 0
+    present: list[int] = field(default_factory=list)
     keep_after: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None

@@ -96,7 +96,8 @@ class Scheduler:
         Args:
             request: The request.
             fetch: Called when it has blocks for all its tokens but the last, which are to be
-                filled from elsewhere; `attach` says that they are. None: it is computed here.
+                filled from elsewhere beyond those that are `present`; `attach` says that they are.
+                None: it is computed here.
         """
         if fetch is not None:
             self._fetches[request.request_id] = fetch
@@ -133,6 +134,8 @@ class Scheduler:
         self.arriving.remove(request)
         request.num_cached = request.num_tokens - 1
         self.running.append(request)
+        if self.prefixes is not None:
+            self.prefixes.on_arrived(request)
 
     def admit(self) -> None:
         """Admits requests from the head of the queue, as long as they may run."""
@@ -149,7 +152,10 @@ class Scheduler:
             return False
         if fetch is not None:
             num_tokens = request.num_tokens - 1
-            has_blocks = self.blocks.reserve(request.request_id, num_tokens, num_tokens)
+            is_known = self.prefixes is not None and self.prefixes.adopt_tokens(request)
+            has_blocks = is_known or self.blocks.reserve(
+                request.request_id, num_tokens, num_tokens
+            )
         else:
             is_known = self.prefixes is not None and self.prefixes.adopt(request)
             has_blocks = is_known or self.blocks.reserve(request.request_id, 0, 0)

@@ -12,6 +12,7 @@ from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import TokenEvent
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.limits import PromptLimits
+from blockstride.models.engine.prefix_cache import PrefixCache
 from blockstride.models.engine.scheduler import Scheduler
 
 LAYERS = {
@@ -37,16 +38,18 @@ class PaperEngine(Engine):
             block_size=4,
         )
         self.blocks = BlockManager(pools, 4, LONGEST)
-        self.scheduler = Scheduler(self.blocks, 32, 8, lambda _: None)
+        prefixes = PrefixCache(self.blocks)
+        self.scheduler = Scheduler(self.blocks, 32, 8, lambda _: None, prefixes)
         self.limits = PromptLimits.of(None, LONGEST, LONGEST, 100)
         self.max_len = LONGEST
         self.all_blocks = self.blocks.num_free
 
     def step(self):
         events = []
-        for scheduled in self.scheduler.schedule():
+        step = self.scheduler.schedule()
+        self.scheduler.on_computed()
+        for scheduled in step:
             request = scheduled.request
-            request.num_cached += scheduled.num_new
             if request.num_uncached == 0:
                 token = len(request.output_ids)
                 request.output_ids.append(token)

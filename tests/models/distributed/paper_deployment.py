@@ -36,6 +36,7 @@ class PaperProcess(EngineProcesses):
     def __init__(self, engine_id):
         setup = Setup(engine_id, EngineConfig(), "cpu", "", "", "", None, 1.0)
         super().__init__(setup, [], LocalLauncher())
+        self.known.capacity = 100
         self.engine, self.ranks = PaperEngine(), PaperRanks()
         self.told, self.says, self.started = deque(), deque(), set()
         self.books = Jobs(self.engine, self.ranks, self.says.append)

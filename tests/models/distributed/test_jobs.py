@@ -90,6 +90,25 @@ def test_a_read_that_failed_on_one_rank_is_computed_again_in_other_blocks(books,
     assert books.engine.is_whole
 
 
+def test_what_is_here_of_a_sequence_is_not_read_again_and_a_block_in_part_is_copied(books):
+    books.start(1, source="elsewhere")
+    books.hear(*[Outcome(1, Event.ARRIVED), Settled(1)] * 2)
+    books.step(1)
+    books.start(2, source="elsewhere")
+    first, second = books.told
+    (_, tokens), (_, states) = second.blocks
+    # of ten tokens two blocks of four are shared, and two tokens are in the copy of a third
+    assert (second.blocks[0][0], len(tokens), second.present[0]) == (2, 1, 2)
+    assert len(states) == 1
+    assert second.copies == [(0, first.blocks[0][1][2], tokens[0])]
+    shared, whole = books.engine.blocks.held(2)[0][1], first.blocks[0][1]
+    assert shared[:2].tolist() == whole[:2].tolist()
+    books.hear(*[Outcome(2, Event.LOST, "lost"), Settled(2)] * 2)
+    books.step(4)
+    assert [Token(2, 1, "length")] in [each.tokens for each in books.said]
+    assert books.engine.is_whole
+
+
 def test_reads_wait_for_blocks_in_order_of_arrival(books):
     for request_id in range(5):
         books.start(request_id, source="elsewhere")
