@@ -28,9 +28,7 @@ class Candidate(NamedTuple):
     known_tokens: int = 0
 
 
-def choose_engine(
-    num_tokens: int, candidates: Sequence[Candidate], token_cost: float = 1.0
-) -> int:
+def choose_engine(num_tokens: int, candidates: Sequence[Candidate], token_cost: float = 1.0) -> int:
     """The engine that will be done with a request first, as far as can be told.
 
     It is where most of the request is known, unless what that engine has to do before takes longer

@@ -153,9 +153,7 @@ class Scheduler:
         if fetch is not None:
             num_tokens = request.num_tokens - 1
             is_known = self.prefixes is not None and self.prefixes.adopt_tokens(request)
-            has_blocks = is_known or self.blocks.reserve(
-                request.request_id, num_tokens, num_tokens
-            )
+            has_blocks = is_known or self.blocks.reserve(request.request_id, num_tokens, num_tokens)
         else:
             is_known = self.prefixes is not None and self.prefixes.adopt(request)
             has_blocks = is_known or self.blocks.reserve(request.request_id, 0, 0)

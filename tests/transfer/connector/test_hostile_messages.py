@@ -135,7 +135,7 @@ def test_another_version_is_named_by_both_numbers(whose: str, crew: Crew):
         setattr(middle, whose, of_version(7))
         found = play.read(seconds=5.0)
     assert found["kind"] in {"protocol", "refused"}
-    assert "protocol version: expected 3, got 7" in found["error"]
+    assert "protocol version: expected 4, got 7" in found["error"]
     assert "request 'r', producer rank 0" in found["error"]
 
 
