@@ -1,5 +1,7 @@
 """Engines that hand over read, and compute, only what they lack of a sequence."""
 
+from itertools import pairwise
+
 import pytest
 
 from blockstride.models.distributed.messages import Stop
@@ -44,8 +46,7 @@ def test_a_decode_engine_reads_only_what_it_lacks(
         assert tokens_of(llm, [prompt], greedy(9)) == wanted
         counts.append(moved(llm))
     costs = [
-        [after - before for before, after in zip(*pair, strict=True)]
-        for pair in zip(counts, counts[1:], strict=False)
+        [after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(counts)
     ]
     short, whole, *rest = costs
     assert all(many > few for many, few in zip(whole, short, strict=True))

@@ -28,7 +28,8 @@ def test_a_token_that_needs_no_reading_is_worth_less_than_one_that_needs_no_comp
 
 
 def test_requests_that_nobody_knows_go_to_the_engine_with_the_least_to_do():
-    assert choose_engine(10, [Candidate(0, 2, ROOM), Candidate(100, 0, ROOM), Candidate(0, 1, ROOM)]) == 2
+    busy = [Candidate(0, 2, ROOM), Candidate(100, 0, ROOM)]
+    assert choose_engine(10, [*busy, Candidate(0, 1, ROOM)]) == 2
     assert choose_engine(10, [Candidate(0, 1, ROOM), Candidate(0, 1, ROOM)]) == 0
 
 
