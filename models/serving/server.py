@@ -89,10 +89,7 @@ def serve(llm: LLM, bound: socket.socket, settings: ServerSettings) -> int:
         timeout_keep_alive=int(settings.idle_seconds),
         timeout_graceful_shutdown=int(settings.drain_seconds + LAST_WORDS_SECONDS) + 1,
     )
-    server = _Server(config, state)
-    address = bound.getsockname()
-    logger.info("%s at http://%s:%d", settings.model_name, *address[:2])
-    server.run([bound])
+    _Server(config, state).run([bound])
     return int(state.is_failed)
 
 
@@ -109,6 +106,13 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
         self._state = state
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where the server is when it can be connected to."""
+        await super().startup(sockets)
+        for bound in sockets or ():
+            name, address = self._state.settings.model_name, bound.getsockname()
+            logger.info("%s at http://%s:%d", name, *address[:2])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

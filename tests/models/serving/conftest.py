@@ -20,6 +20,16 @@ def model(reference, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def server(model, tmp_path_factory):
+    """A server of few limits and little patience, for files whose tests leave it as it was."""
+    limits = ("--max-body-bytes", "100000", "--head-seconds", "1", "--body-seconds", "1")
+    limits += ("--send-seconds", "1", "--max-num-seqs", "8", "--max-len", "512")
+    started = Server(model, tmp_path_factory.mktemp("server"), *limits)
+    yield started
+    started.end()
+
+
 @pytest.fixture(scope="module")
 def start(model, tmp_path_factory):
     """Starts a server; it ends with the test file."""

@@ -115,9 +115,19 @@ class Server:
         names += ("vllm:kv_cache_usage_perc", "blockstride:sequences_in_flight")
         return all(self.metric(name) == 0 for name in names)
 
-    def engines(self) -> list[int]:
-        """Processes of engines, in the order in which they were ready."""
-        return [int(pid) for pid in re.findall(r"ready, processes \[(\d+)", self.log())]
+    def is_idle_but_for_the_dead(self) -> bool:
+        """The same, where an engine has ended with its requests."""
+        up = re.findall(
+            r'engine_up\{engine="([^"]+)".* 1\.0', self.ask("GET", "/metrics")[2].decode()
+        )
+        running = "vllm:num_requests_running"
+        in_flight = self.metric("blockstride:sequences_in_flight")
+        return in_flight == sum(self.metric(running, engine=engine) for engine in up) == 0
+
+    def engines(self) -> dict[str, int]:
+        """Process of each engine."""
+        found = re.findall(r"([a-z]+-\d): ready, processes \[(\d+)", self.log())
+        return {name: int(pid) for name, pid in found}
 
     def end(self) -> int:
         """Ends it at once."""
@@ -125,7 +135,7 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait(SECONDS)
         # engines look after the process that began them
-        until(lambda: not any(map(is_running, self.engines())))
+        until(lambda: not any(map(is_running, self.engines().values())))
         return code
 
 
