@@ -29,7 +29,7 @@ class Engines(NamedTuple):
 
 
 def read_engines(
-    config: EngineConfig | None, prefill: Configs, decode: Configs | None, on: Launcher | None
+    config: EngineConfig | None, prefill: Configs, decode: Configs | None, on: str | Launcher | None
 ) -> Engines:
     """The engines that the arguments of `LLM` ask for.
 
@@ -49,10 +49,17 @@ def read_engines(
     return Engines(prompts, answers, launcher)
 
 
-def _launcher(on: Launcher) -> Launcher:
+def _launcher(on: str | Launcher) -> Launcher:
     """What starts ranks there."""
-    expect_type(on, "on", Launcher, "a launcher")
-    return on
+    if isinstance(on, Launcher):
+        return on
+    expect_type(on, "on", str, "a name, or a launcher")
+    fits = on == "ray" or on.startswith("ray://")
+    expect(fits, "on", "ray, or ray://HOST:PORT", repr(on))
+    # whoever doesn't use Ray needn't have it
+    from blockstride.models.distributed.ray_ranks import RayLauncher  # noqa: PLC0415
+
+    return RayLauncher("auto" if on == "ray" else on)
 
 
 def _configs(given: object, name: str) -> list[EngineConfig]:

@@ -66,7 +66,8 @@ class LLM:
             of the connectors.
         timeout_seconds: After how long without a heartbeat a process is given up, and other engines
             do its work.
-        on: What starts ranks; on this machine when None.
+        on: Where ranks run: on this machine when None, on the Ray cluster that it belongs to by
+            `"ray"`, on another by `"ray://HOST:PORT"`; or what starts them, as a `RayLauncher`.
         restarts: How many engines are started anew that die, or whose machine is taken away.
         revision: Branch, tag or commit of a checkpoint that is named; None for `main`.
         download: Whether to get a checkpoint that is named, and not cached, from the Hub.
@@ -98,7 +99,7 @@ class LLM:
         device: str | torch.device | None = None,
         transfer: ConnectorSettings | TransferWay = "pull",
         timeout_seconds: float = TIMEOUT_SECONDS,
-        on: Launcher | None = None,
+        on: str | Launcher | None = None,
         restarts: int = 0,
         revision: str | None = None,
         download: bool = False,

@@ -16,7 +16,8 @@ from blockstride.models.distributed.engine_processes import EngineDiedError, Eng
 from blockstride.models.distributed.heartbeat import Watch
 from blockstride.models.distributed.launch import plan_engines, start_engines
 from blockstride.models.distributed.launcher import Launcher
-from blockstride.models.distributed.messages import Beat, Failed, Joins, Peer, Ready
+from blockstride.models.distributed.letters import Joins
+from blockstride.models.distributed.messages import Beat, Failed, Peer, Ready
 from blockstride.models.distributed.pipes import Inbox
 from blockstride.models.engine import EngineConfig
 

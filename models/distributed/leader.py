@@ -9,12 +9,12 @@ from typing import Any
 from blockstride.models.distributed.heartbeat import Pulse, Watch
 from blockstride.models.distributed.jobs import Jobs
 from blockstride.models.distributed.launcher import START_SECONDS
+from blockstride.models.distributed.letters import Ended, Wake
 from blockstride.models.distributed.life import Event
 from blockstride.models.distributed.messages import (
     Ask,
     Beat,
     Close,
-    Ended,
     Failed,
     Load,
     Outcome,
@@ -24,11 +24,10 @@ from blockstride.models.distributed.messages import (
     Setup,
     Start,
     Stop,
-    Wake,
 )
 from blockstride.models.distributed.pipes import Inbox, Letter, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
-from blockstride.models.distributed.ranks import Ranks, join_ranks
+from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, EngineReport
 from blockstride.models.hybrid_model import HybridModel
 
@@ -84,7 +83,7 @@ class Leader:
                     self._on(letter.sender, message)
         if self._is_closing:
             return
-        join_ranks(self._setup)
+        self._ranks.join(self._setup)
         self.engine.warm_up()
         ordered = tuple(addresses[rank] for rank in range(len(self._ranks)))
         self._front_end.send(Ready(ordered, self.engine.limits, self.engine.capacity))

@@ -9,7 +9,7 @@ from typing import get_args
 from blockstride.checks import expect
 from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.fleet import Fleet, Role
-from blockstride.models.distributed.messages import Joins
+from blockstride.models.distributed.letters import Joins
 from blockstride.models.distributed.requests import Requests
 from blockstride.models.engine import EngineConfig, TokenEvent
 from blockstride.models.engine.values import expect_type

@@ -43,6 +43,7 @@ class Setup(Struct, frozen=True):
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
         log_level: What it says on standard error.
         rank: Its tensor-parallel rank; rank 0 leads the others.
+        host: Where ranks on other machines reach it; "": there are none.
     """
 
     engine_id: str
@@ -56,6 +57,7 @@ class Setup(Struct, frozen=True):
     model_fingerprint: str = ""
     log_level: int = logging.WARNING
     rank: int = 0
+    host: str = ""
 
 
 # to an engine
@@ -143,6 +145,12 @@ class Poison(Struct, frozen=True):
     """Fill freed blocks of each pool with NaN."""
 
     blocks: Sequence[Sequence[int]]
+
+
+class Meet(Struct, frozen=True):
+    """Join the group of all ranks, which find each other there; "": in the folder of all."""
+
+    address: str
 
 
 class Hold(Struct, frozen=True):
@@ -292,32 +300,3 @@ class Held(Struct, frozen=True):
     """The blocks of a request are held on all ranks for whoever goes on."""
 
     request_id: int
-
-
-# within a process, through no pipe
-
-
-class Ended(Struct, frozen=True):
-    """Said for a process that has ended, or closed its end of the pipe."""
-
-
-class Draining(Struct, frozen=True):
-    """Said for an engine on a machine that is about to be taken away."""
-
-
-class Joins(Struct, frozen=True):
-    """Said for an engine that has been started, and is to work with the others.
-
-    Attributes:
-        role: What it is there for.
-        engine: Its processes.
-        ready: What it has said.
-    """
-
-    role: Any
-    engine: Any
-    ready: Ready
-
-
-class Wake(Struct, frozen=True):
-    """Said to a thread that waits, by another one that has something for it to look at."""

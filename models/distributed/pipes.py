@@ -9,7 +9,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
-from blockstride.models.distributed.messages import Beat, Ended, Load
+from blockstride.models.distributed.letters import Ended
+from blockstride.models.distributed.messages import Beat, Load
 
 
 class Letter(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -57,6 +58,8 @@ class RankTransfers:
             tp_size=setup.config.tp_size,
             model_fingerprint=setup.model_fingerprint,
         )
+        if setup.host:
+            settings = replace(settings, host=setup.host)
         self.connector = connector.Connector(info, setup.rank, settings, on_change)
         self.address = self.connector.register_kv_caches(
             {i: pool.storage for i, pool in enumerate(pools)}

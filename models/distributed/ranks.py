@@ -10,11 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from blockstride.models.batch import StepBatch
 from blockstride.models.distributed.heartbeat import STEP_SECONDS
-from blockstride.models.distributed.messages import Close, Forward, Outcome, Poison, Settled, Setup
+from blockstride.models.distributed.messages import (
+    Close,
+    Forward,
+    Meet,
+    Outcome,
+    Poison,
+    Settled,
+    Setup,
+)
 from blockstride.models.distributed.rank_transfers import Command, RankTransfers
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.loading import load_model
@@ -35,18 +43,39 @@ def load_rank(setup: Setup) -> HybridModel:
     )
 
 
-def join_ranks(setup: Setup) -> None:
-    """Makes a group of all ranks; waits for those that still load."""
+def open_meeting(setup: Setup) -> tuple[str, Store]:
+    """Where ranks find each other, which rank 0 tells them, and what it has of it."""
+    if not setup.host:
+        return "", _store("", setup)
     size = setup.config.tp_size
-    if size > 1:
-        dist.init_process_group(
-            "nccl" if setup.device.startswith("cuda") else "gloo",
-            store=FileStore(f"{setup.folder}/{setup.engine_id}", size),
-            rank=setup.rank,
-            world_size=size,
-            # a rank that is stopped misses its beats; one that compiles makes others wait
-            timeout=timedelta(seconds=STEP_SECONDS),
-        )
+    store = TCPStore(setup.host, 0, size, is_master=True, wait_for_workers=False)
+    return f"{setup.host}:{store.port}", store
+
+
+def join_ranks(setup: Setup, address: str, store: Store | None = None) -> None:
+    """Makes a group of all ranks; waits for those that come later.
+
+    Args:
+        setup: This rank.
+        address: Where they find each other.
+        store: What rank 0 has of it.
+    """
+    dist.init_process_group(
+        "nccl" if setup.device.startswith("cuda") else "gloo",
+        store=_store(address, setup) if store is None else store,
+        rank=setup.rank,
+        world_size=setup.config.tp_size,
+        # a rank that is stopped misses its beats; one that compiles makes others wait
+        timeout=timedelta(seconds=STEP_SECONDS),
+    )
+
+
+def _store(address: str, setup: Setup) -> Store:
+    size = setup.config.tp_size
+    if not address:
+        return FileStore(f"{setup.folder}/{setup.engine_id}", size)
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), size, is_master=False, wait_for_workers=False)
 
 
 class Ranks:
@@ -71,6 +100,13 @@ class Ranks:
         """Has followers compute a batch."""
         if self._followers:
             self._send(Forward.of(batch))
+
+    def join(self, setup: Setup) -> None:
+        """Has all make a group, if there are others."""
+        if self._followers:
+            address, store = open_meeting(setup)
+            self._send(Meet(address))
+            join_ranks(setup, address, store)
 
     def poison(self, blocks: Sequence[Sequence[int]]) -> None:
         """Has followers poison freed blocks."""

@@ -23,14 +23,15 @@ import torch
 from blockstride.layouts.poison import poison_blocks
 from blockstride.models.distributed.heartbeat import Pulse
 from blockstride.models.distributed.leader import Leader
+from blockstride.models.distributed.letters import Wake
 from blockstride.models.distributed.messages import (
     Close,
     Failed,
     Forward,
+    Meet,
     Poison,
     Ready,
     Setup,
-    Wake,
 )
 from blockstride.models.distributed.pipes import Inbox, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
@@ -45,7 +46,20 @@ def main(argv: Sequence[str]) -> int:
     """Does what the first letter says, to the end."""
     parent, *followers = (Connection(int(number)) for number in argv)
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    setup = parent.recv()
+    return run_rank(parent.recv(), parent, followers)
+
+
+def run_rank(setup: Setup, parent: Connection, followers: Sequence[Connection]) -> int:
+    """Runs a rank, and ends this process if whoever tells it what to do has ended.
+
+    Args:
+        setup: What it is.
+        parent: To whoever tells it what to do, the front end or rank 0.
+        followers: From rank 0 to the others.
+
+    Returns:
+        What this process ends with.
+    """
     logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
     logging.getLogger("blockstride").setLevel(setup.log_level)
     inbox, speaker = Inbox(), LockedPipe(parent)
@@ -83,7 +97,6 @@ def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
             setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Wake())
         )
     leader.send(Ready((transfers.address if transfers else "",)))
-    join_ranks(setup)
     pulse = Pulse(setup.timeout_seconds, leader.send)
     pulse.start()
     while True:
@@ -94,6 +107,8 @@ def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
             case Forward() as message:
                 with torch.inference_mode():
                     model.forward(message.batch.to(model.device))
+            case Meet(address):
+                join_ranks(setup, address)
             case Poison(freed):
                 for pool, blocks in zip(pools, freed, strict=True):
                     poison_blocks(pool, blocks)

@@ -3,7 +3,7 @@
 import threading
 
 from blockstride.models import LLM
-from blockstride.models.distributed.messages import Wake
+from blockstride.models.distributed.letters import Wake
 from tests.models.callers import ENDLESS, PARAMS, PROMPTS, Caller, run_threads
 from tests.models.distributed.deployments import all_blocks_are_free, engine, until
 
