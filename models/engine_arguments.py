@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from blockstride.checks import expect
@@ -43,23 +44,32 @@ def read_engines(
     config = EngineConfig() if config is None else config
     expect_type(config, "config", EngineConfig, "an EngineConfig")
     answers = [config] if decode is None else _configs(decode, "decode")
-    launcher = None if on is None else _launcher(on)
+    launcher = None if on is None else find_launcher(on)
     if launcher is None and (has_roles or config.tp_size > 1):
         launcher = LocalLauncher()
     return Engines(prompts, answers, launcher)
 
 
-def _launcher(on: str | Launcher) -> Launcher:
-    """What starts ranks there."""
+def find_launcher(on: str | Launcher, rank_cpus: int = 1) -> Launcher:
+    """What starts ranks there.
+
+    Args:
+        on: As in `LLM`.
+        rank_cpus: Processors of each rank, where it is known by its name only.
+
+    Raises:
+        TypeError, ValueError: Something else, or Ray where that isn't installed.
+    """
     if isinstance(on, Launcher):
         return on
     expect_type(on, "on", str, "a name, or a launcher")
     fits = on == "ray" or on.startswith("ray://")
     expect(fits, "on", "ray, or ray://HOST:PORT", repr(on))
+    expect(find_spec("ray") is not None, "on", "ray installed (pip install 'blockstride[ray]')", on)
     # whoever doesn't use Ray needn't have it
     from blockstride.models.distributed.ray_ranks import RayLauncher  # noqa: PLC0415
 
-    return RayLauncher("auto" if on == "ray" else on)
+    return RayLauncher("auto" if on == "ray" else on, cpus=rank_cpus)
 
 
 def _configs(given: object, name: str) -> list[EngineConfig]:

@@ -12,9 +12,10 @@ from blockstride.dtypes import words
 from blockstride.models.commands.cache_dtypes import add_prefix_caching
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
-from blockstride.models.commands.values import positive
+from blockstride.models.commands.values import positive, whole
 from blockstride.models.distributed.deployment import TransferWay
 from blockstride.models.engine import EngineConfig
+from blockstride.models.engine_arguments import find_launcher
 from blockstride.models.llm import LLM
 from blockstride.models.loading import KV_DTYPES
 
@@ -68,6 +69,20 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         default="pull",
         help="pull: engines that continue prompts read their caches; push: those that computed "
         "them write (default %(default)s)",
+    )
+    engine.add_argument(
+        "--on",
+        metavar="WHERE",
+        help="ray or ray://HOST:PORT: ranks run on that Ray cluster instead of this machine",
+    )
+    engine.add_argument(
+        "--rank-cpus", type=positive, default=1, help="processors of each rank on Ray (%(default)s)"
+    )
+    engine.add_argument(
+        "--restarts",
+        type=whole,
+        default=0,
+        help="how many engines are started anew that die (default %(default)s)",
     )
     engine.add_argument(
         "--max-len", type=positive, help="most tokens of a sequence; as many as the model allows"
@@ -146,7 +161,8 @@ def load_llm(args: argparse.Namespace, folder: Path, *, in_process: bool = True)
         tp_size=args.tp,
         prefix_caching=args.prefix_caching,
     )
-    options = {"dtype": args.dtype, "device": args.device}
+    on = None if args.on is None else find_launcher(args.on, args.rank_cpus)
+    options = {"dtype": args.dtype, "device": args.device, "on": on, "restarts": args.restarts}
     prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
     decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
     if in_process and not args.prefill and not args.decode:

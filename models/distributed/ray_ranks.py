@@ -193,7 +193,11 @@ class RayLauncher(Launcher):
             return
         is_main = current_thread() is main_thread()
         before = signal.getsignal(signal.SIGTERM)
-        ray.init(self._address, logging_level=logging.WARNING)
+        try:
+            ray.init(self._address, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = "of this machine" if self._address == "auto" else f"at {self._address}"
+            raise ConnectionError(f"no Ray cluster {where}: {_first_line(error)}") from error
         self._has_connected = True
         if is_main:
             # this program's own ways to end are not Ray's
