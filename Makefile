@@ -10,13 +10,13 @@ READY := .venv/ready
 NOTEBOOKS := $(wildcard bench/notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test tests interpreted benches notebooks lint types quick coverage bench prove lock clean
+.PHONY: help demo check test tests test-ray interpreted benches notebooks lint types quick coverage bench prove lock clean
 
 help:  ## print this list
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 8
 
 # threads that spin while they wait take the cores from those that work, wherever others run too
-demo check test tests interpreted coverage: export OMP_WAIT_POLICY = passive
+demo check test tests test-ray interpreted coverage: export OMP_WAIT_POLICY = passive
 demo: export DEMO_PROMPT = $(PROMPT)
 demo: $(READY)  ## generate text with the trained hybrid model of this repository
 	$(BIN)/blockstride generate --model $(MODEL) --prompt "$$DEMO_PROMPT" $(SAMPLING) --stats
@@ -27,13 +27,18 @@ unexport PYTHONDONTWRITEBYTECODE
 # two threads everywhere, so that a laptop and a server run the same tests; more processes than two
 # cores, since many tests wait for others; Triton decides as it is imported whether kernels are
 # interpreted, hence a run of their own
-check test tests interpreted coverage: export OMP_NUM_THREADS = 2
+check test tests test-ray interpreted coverage: export OMP_NUM_THREADS = 2
 SPREAD = --dist loadfile --no-loadscope-reorder --benchmark-disable
 test: $(READY)  ## lint, types, tests, kernels in Triton's interpreter, each benchmark once, notebooks
 	$(MAKE) --jobs 3 --output-sync lint types tests interpreted benches notebooks
 
 tests: $(READY)
 	$(BIN)/pytest $(SPREAD) --numprocesses 3
+
+# Ray is more than all else that is installed; without it these tests are skipped
+test-ray: $(READY)  ## tests on a Ray cluster of two nodes on this machine, which it installs Ray for
+	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e '.[ray]'
+	$(BIN)/pytest tests/models/ray
 
 interpreted: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/gpu
