@@ -5,9 +5,10 @@ import json
 import openai
 import pytest
 
+import serve_client
 from blockstride.models import SamplingParams
 from tests.models.serving.conftest import client_of
-from tests.models.serving.servers import MODEL, until
+from tests.models.serving.servers import KEY, MODEL, until
 
 PROMPT = "In the beginning"
 GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 12}
@@ -185,3 +186,11 @@ def test_dashboards_find_what_they_ask_for(server, client):
     until(lambda: server.metric("vllm:prefix_cache_hits_total") >= hits + len(system))
     assert server.metric("vllm:prefix_cache_queries_total") > len(system)
     until(server.is_idle)
+
+
+def test_the_example_runs(server, capsys):
+    serve_client.main(["--url", server.url, "--model", MODEL, "--api-key", KEY, "--count", "12"])
+    out = capsys.readouterr().out
+    assert out.startswith(serve_client.PROMPTS[0])
+    assert "60 tokens in " in out
+    assert "12 answers, 4 different, in " in out
