@@ -28,6 +28,9 @@ NEEDED = ("fastapi", "httptools", "prometheus_client", "uvicorn")
 NUM_SEQS = 64
 """Sequences at a time where nobody says: more than one caller's."""
 
+NUM_RESTARTS = 16
+"""Engines that are started anew; one that dies at once every time does not for ever."""
+
 LIMITS = {
     "max_waiting": "answers that may wait beside those that run; more are told to come again (429)",
     "max_connections": "open connections",
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{text} (default %(default)g)",
         )
     add_engine(parser)
-    parser.set_defaults(max_num_seqs=NUM_SEQS)
+    parser.set_defaults(max_num_seqs=NUM_SEQS, restarts=NUM_RESTARTS)
 
 
 def _port(text: str) -> int:

@@ -166,6 +166,11 @@ class Deployment:
             self._catch_up()
         return self._requests.add(prompt_ids, params, self.limits.longest(prompt_ids, params))
 
+    def look_around(self) -> None:
+        """Takes in what engines have said while there was no request, their ends for one."""
+        if not self.has_work:
+            self._catch_up()
+
     def _catch_up(self) -> None:
         """Takes in what has been said while nobody waited for anything."""
         is_woken = False

@@ -30,6 +30,19 @@ class ElasticEngines:
         members = self._deployment.fleet.members(role)
         return [engine.engine_id for engine in members if not engine.is_leaving]
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether no engine is left, and none starts, as far as is known."""
+        return self._deployment.fleet.is_gone
+
+    def look_around(self) -> None:
+        """Takes in what engines have said while there was no request.
+
+        Raises:
+            RuntimeError: The deployment was closed.
+        """
+        self._loop.call(self._deployment.look_around)
+
     def add(self, role: Role, config: EngineConfig) -> str:
         """Starts one more engine, and has it take requests when it is ready.
 

@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from tempfile import mkdtemp
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Literal
 
 from blockstride.checks import expect
@@ -61,10 +61,17 @@ class Fleet:
         self._watch.start([])
         inbox.on_beat, inbox.on_load = self._on_beat, EngineProcesses.note_load
         self._counts: Counter[str] = Counter()
+        self._lock = Lock()
         self._addresses: dict[EngineProcesses, tuple[str, ...]] = {}
         # those that start, or leave
         self._apart: set[EngineProcesses] = set()
+        self._num_promised = 0
         self._is_over = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no engine, and none starts."""
+        return not (self.prefill or self.decode or self._apart or self._num_promised)
 
     @property
     def engines(self) -> list[EngineProcesses]:
@@ -121,7 +128,12 @@ class Fleet:
                 logger.exception("a %s engine can't be replaced", role)
             else:
                 self._inbox.put(engine, Joins(role, engine, ready))
+            finally:
+                with self._lock:
+                    self._num_promised -= 1
 
+        with self._lock:
+            self._num_promised += 1
         Thread(target=start, name="blockstride-replacement", daemon=True).start()
 
     def discard(self, engine: EngineProcesses) -> None:

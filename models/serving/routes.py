@@ -86,8 +86,7 @@ async def live(request: Request) -> Response:
 @router.get("/health")
 async def ready(request: Request) -> Response:
     """200 while requests are taken."""
-    state = _state(request)
-    return _health(503 if state.is_failed or state.is_draining else 200)
+    return _health(200 if _state(request).is_ready else 503)
 
 
 @router.get("/metrics", response_class=Response)
@@ -108,7 +107,7 @@ def _card(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "blockstride",
-        "root": str(state.deployment.engines[0].setup.path),
+        "root": state.settings.model_name,
         "parent": None,
         "max_model_len": state.deployment.limits.max_len,
     }

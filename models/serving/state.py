@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from blockstride.models.async_batch import Bell
 from blockstride.models.async_llm import AsyncLLM
@@ -47,24 +47,32 @@ class ServerState:
         self.created = int(time.time())
         self.is_draining = False
         self.cut: ApiError | None = None
-        answering = self.deployment.decode
-        self.capacity = sum(each.setup.config.max_num_seqs for each in answering)
         self._num_in_flight = 0
         self._bells: set[Bell] = set()
         self._rate = EndRate()
 
     @property
     def is_failed(self) -> bool:
-        """Whether no engine is left."""
-        engines = self.deployment.engines
-        return not any(engine.is_alive and not engine.has_ended for engine in engines)
+        """Whether no engine is left, and none starts."""
+        return self.llm.engines.is_gone
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken."""
+        alive = (each.is_alive and not each.has_ended for each in self.deployment.engines)
+        return not self.is_draining and any(alive)
+
+    @property
+    def capacity(self) -> int:
+        """Answers that may run at once."""
+        return sum(each.setup.config.max_num_seqs for each in self.deployment.decode)
 
     def expect_running(self) -> None:
         """Raise `ApiError` unless new requests are taken."""
-        if self.is_failed:
-            raise ApiError(503, "no engine is left", code="engine_failed")
         if self.is_draining:
             raise ApiError(503, "this server is about to end", code="shutting_down", retry_after=1)
+        if not self.is_ready:
+            raise ApiError(503, "no engine is there", code="engine_failed", retry_after=5)
 
     @contextmanager
     def room_for(self, count: int) -> Iterator[None]:
@@ -130,6 +138,9 @@ class EndRate:
 
 
 async def watch_engines(state: ServerState, seconds: float = 0.5) -> None:
-    """Returns when no engine is left."""
+    """Returns when no engine is left, and none starts."""
     while not state.is_failed:
         await asyncio.sleep(seconds)
+        # who has ended, or is ready to join, while nobody asks for anything
+        with suppress(RuntimeError):
+            await asyncio.to_thread(state.llm.engines.look_around)

@@ -55,6 +55,17 @@ def test_more_than_may_wait_are_told_to_come_again(server):
     assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
 
 
+def test_an_engine_that_dies_while_nobody_asks_is_started_anew(server):
+    os.kill(server.engines()["decode-0"], signal.SIGKILL)
+    until(lambda: server.ask("GET", "/health/ready")[0] == 503)
+    status, headers, _ = server.ask("POST", "/v1/completions", {"prompt": "x"})
+    assert (status, headers["retry-after"]) == (503, "5")
+    # it isn't the server that has to be started
+    assert server.ask("GET", "/health/live")[0] == 200
+    until(lambda: server.ask("GET", "/health/ready")[0] == 200)
+    assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
 def test_a_signal_lets_answers_end_that_were_begun_and_cuts_off_the_rest(server):
     short = {"prompt": "x", "stream": True, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
     with server.streaming(**ENDLESS) as endless, server.connect() as client:
@@ -85,7 +96,7 @@ def pair(start):
     """Two engines that continue prompts of a third."""
     seqs = ("--max-num-seqs", "8", "--max-waiting", "100")
     decode = ("--decode", "layout=LBHNC", "--decode", "block=32")
-    return start(*seqs, "--prefill", "tp=1", *decode)
+    return start(*seqs, "--prefill", "tp=1", *decode, "--restarts", "0")
 
 
 async def read_stream(client, prompt, leaves_after):
