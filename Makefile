@@ -95,4 +95,5 @@ $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("python: expected 3.11, 3.12 or 3.13, got %d.%d; name another with \"make PYTHON=...\"" % v)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e '.[test,bench,notebooks,serve]'
+	-$(BIN)/blockstride warm
 	@touch $@

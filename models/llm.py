@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from blockstride.checks import expect
 from blockstride.models.chat_template import Messages, TemplateOptions, conversations
 from blockstride.models.checkpoint import Checkpoint
+from blockstride.models.compiling import compiled_beside
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import TIMEOUT_SECONDS, TransferWay
 from blockstride.models.distributed.elastic import ElasticEngines
@@ -113,20 +114,25 @@ class LLM:
         self.default_params = params
         if engines.launcher is None:
             (config,) = engines.decode
-            self.engine = Engine(load_model(checkpoint, config, dtype=dtype, device=device), config)
-            self.engine.warm_up()
+            with compiled_beside(checkpoint.config, device, is_here=True) as compiling:
+                model = load_model(checkpoint, config, dtype=dtype, device=device)
+                self.engine = Engine(model, config)
+                compiling.help()
+                self.engine.warm_up()
         else:
-            self.engine = Deployment(
-                checkpoint.path,
-                prefill=engines.prefill,
-                decode=engines.decode,
-                dtype=dtype,
-                device=None if device is None else str(device),
-                transfer=transfer,
-                timeout_seconds=timeout_seconds,
-                launcher=engines.launcher,
-                restarts=restarts,
-            )
+            is_local = engines.launcher.is_local
+            with compiled_beside(checkpoint.config, device, is_here=False, is_local=is_local):
+                self.engine = Deployment(
+                    checkpoint.path,
+                    prefill=engines.prefill,
+                    decode=engines.decode,
+                    dtype=dtype,
+                    device=None if device is None else str(device),
+                    transfer=transfer,
+                    timeout_seconds=timeout_seconds,
+                    launcher=engines.launcher,
+                    restarts=restarts,
+                )
         self._loop = EngineLoop(self.engine)
 
     @property

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from blockstride import __version__
-from blockstride.models.commands import output
+from blockstride.models.commands import compiling, output
 from blockstride.models.commands.option_names import MARK, with_options
 
 COMMANDS = {
@@ -18,8 +18,12 @@ COMMANDS = {
     "layouts": "show how the caches of a model lie in memory, and what they cost",
     "serve": "serve a model to OpenAI's clients over HTTP",
     "plan": "show what moves between a prefill and a decode engine, and how",
+    "warm": "compile what models call on this CPU, ahead of their first start",
 }
 """Every command is a module of `blockstride.models.commands`, imported when it is called."""
+
+RUN_MODELS = {"chat", "generate", "serve"}
+"""Those that begin to compile for their model before they are imported."""
 
 FAILED, REFUSED, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 VERBOSE: dict[str, Any] = {"action": "store_true", "help": "say on standard error what happens"}
@@ -72,6 +76,7 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
+        compiling.end()
         logger.debug("the command ended by an exception", exc_info=True)
         is_refusal = isinstance(error, ValueError | TypeError) and MARK in str(error)
         sentence = with_options(_sentence(error), _options(args))
@@ -88,6 +93,8 @@ def _parser(argv: Sequence[str]) -> Parser:
         sub = commands.add_parser(name, help=summary, description=summary)
         # only the command that is called pays for its imports
         if name in argv:
+            if name in RUN_MODELS:
+                compiling.begin(argv)
             module = import_module(f"blockstride.models.commands.{name}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run, option_names=module.option_names)

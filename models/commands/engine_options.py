@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from blockstride.checks import FLOATS
 from blockstride.dtypes import words
+from blockstride.models.commands import compiling
 from blockstride.models.commands.cache_dtypes import add_prefix_caching
 from blockstride.models.commands.engine_keys import EngineKeys
 from blockstride.models.commands.option_names import with_options
@@ -165,9 +166,12 @@ def load_llm(args: argparse.Namespace, folder: Path, *, in_process: bool = True)
     options = {"dtype": args.dtype, "device": args.device, "on": on, "restarts": args.restarts}
     prefill = [engine_config("--prefill", text, config) for text in args.prefill or ()]
     decode = [engine_config("--decode", text, config) for text in args.decode or ("",)]
-    if in_process and not args.prefill and not args.decode:
-        return LLM(folder, config=config, **options)
-    return LLM(folder, prefill=prefill, decode=decode, transfer=args.transfer, **options)
+    try:
+        if in_process and not args.prefill and not args.decode:
+            return LLM(folder, config=config, **options)
+        return LLM(folder, prefill=prefill, decode=decode, transfer=args.transfer, **options)
+    finally:
+        compiling.end()
 
 
 def engine_config(option: str, text: str, defaults: EngineConfig) -> EngineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,9 @@ def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], An
     def find(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home_of[name]}"), name)
+        found = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        # so that it isn't looked up again
+        setattr(sys.modules[package], name, found)
+        return found
 
     return find

@@ -27,6 +27,8 @@ def refusal(reference, capsys, monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", no_process)
+    # but for those that compile
+    monkeypatch.setattr("blockstride.models.compiling.rooms_of", lambda _: [])
 
     def refused(*options: str) -> str:
         given = ["--model", str(reference.path), "--prompt", "abc", *options]

@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from blockstride.kernels import CompileAhead
+
 COMMAND = [sys.executable, "-m", "blockstride.models.cli"]
 PAIR = ("--prefill", "mib=16", "--decode", "mib=16")
 # buffers are part of what a pipe does
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_is_compiled():
+    """A first start says that it compiles."""
+    CompileAhead().help()
 
 
 def start(folder, *arguments: str) -> subprocess.Popen[bytes]:

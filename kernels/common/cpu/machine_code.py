@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from llvmlite import binding
 
@@ -101,16 +101,9 @@ def compile_program(function: Callable[[int], None]) -> bytes:
     Raises:
         TypeError: It may raise an exception, which no thread of OpenMP can.
     """
-    from numba import cfunc
-
-    made = cfunc("void(intp)", error_model="numpy")(with_helpers(function))
-    module = binding.parse_assembly(made.inspect_llvm())
-    for each in (*module.functions, *module.global_variables):
-        if not each.is_declaration and each.name != made.native_name:
-            each.linkage = "internal"
-    module.get_function(made.native_name).name = ENTRY
+    module = binding.parse_assembly(_llvm_of(function))
     machine = _target_machine()
-    _drop_interpreter(module, machine)
+    _optimise(module, machine)
     left = {each.name for each in module.functions if each.name.startswith(PYTHON)}
     if left:
         name = function.__qualname__
@@ -118,15 +111,39 @@ def compile_program(function: Callable[[int], None]) -> bytes:
     return machine.emit_object(module)
 
 
-def _drop_interpreter(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
-    """Find that the function can't fail, and take out what would be done about it."""
-    passes = binding.create_new_module_pass_manager()
-    passes.add_ipsccp_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.add_strip_dead_prototype_pass()
-    options = binding.create_pipeline_tuning_options(speed_level=0)
-    passes.run(module, binding.create_pass_builder(machine, options))
+def _llvm_of(function: Callable[[int], None]) -> str:
+    """A function and its helpers in LLVM's language, unoptimised, for `ENTRY` to be called.
+
+    numba would optimise every helper before it is inlined, and the rest then finds less to do: that
+    takes longer, and gives loops that are up to twice as slow.
+    """
+    from numba import cfunc, config
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    settings, target = cast(Any, config), cast(Any, cpu_target)
+    # what others compile is optimised as they want it
+    with global_compiler_lock:
+        # some of numba keeps the level that it is made with
+        target.target_context.codegen()
+        level, settings.OPT = settings.OPT, type(settings.OPT)(0)
+        try:
+            made = cfunc("void(intp)", error_model="numpy")(with_helpers(function))
+        finally:
+            settings.OPT = level
+    return made.inspect_llvm().replace(made.native_name, ENTRY)
+
+
+def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
+    """Inline all helpers, and find that nothing fails, so that no interpreter need hear of it."""
+    for each in (*module.functions, *module.global_variables):
+        if not each.is_declaration and each.name != ENTRY:
+            each.linkage = "internal"
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    options.loop_interleaving = options.loop_unrolling = True
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
 
 
 def load(code: bytes) -> Loaded:

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 import torch
 
@@ -166,6 +169,25 @@ def test_a_process_waits_for_another_that_compiles_the_same(compiled):
 def test_a_program_that_may_raise_is_refused(compiled):
     with pytest.raises(TypeError, match=r"^divide: expected a program that raises nothing, got"):
         Program(divide)(1, 1, 0)
+
+
+def test_what_others_compile_is_optimised_as_ever(compiled):
+    settings: Any = import_module("numba.core.config")
+    before = settings.OPT
+    assert works()
+    assert before == settings.OPT
+
+    @numba.njit
+    def total(x):
+        result = 0
+        for i in range(len(x)):
+            result += x[i]
+        return result
+
+    assert total(torch.arange(100).numpy()) == 4950
+    (llvm,) = total.inspect_llvm().values()
+    # a loop of an unoptimised function is not cut into vectors
+    assert "x i64>" in llvm
 
 
 def test_what_is_compiled_runs_without_numba(compiled, tmp_path):
