@@ -69,6 +69,7 @@ coverage: $(READY)  ## which lines no test runs, but for those that compilers ru
 # shape checks would be timed as well
 bench: $(READY)  ## time kernels, plans, models beside transformers, and hand-overs; print tables
 	$(BIN)/pytest bench --jaxtyping-packages=
+	$(BIN)/python -m bench.prefix_hit_rate
 	$(BIN)/python bench/models_vs_peers.py
 	$(BIN)/python bench/hand_overs_vs_peers.py
 

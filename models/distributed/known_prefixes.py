@@ -46,14 +46,14 @@ class KnownPrefixes:
             self.num_tokens += len(node.tokens)
         now = next(self._clock)
         for each in node.ancestors():
-            each.used = now
+            each.of_tokens.last = now
         if self.num_tokens > self.capacity:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         """Forgets what was of use longest ago, ends of sequences first."""
         # a run was of use whenever one after it was, and among equals the later ones go first
-        for node in sorted(self._tree.nodes(), key=lambda node: (node.used, -node.start)):
+        for node in sorted(self._tree.nodes(), key=lambda node: (node.of_tokens.last, -node.start)):
             if self.num_tokens <= KEPT * self.capacity or node.children:
                 break
             self.num_tokens -= len(node.tokens)

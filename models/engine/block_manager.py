@@ -68,18 +68,18 @@ class BlockManager:
         """Blocks of each pool that no request needs; some are kept for later ones until then."""
         return tuple(blocks.num_free + blocks.num_idle for blocks in self._blocks)
 
-    def has_free(self, wanted: Sequence[int]) -> bool:
-        """Whether so many blocks of each pool are neither used nor kept."""
+    def lacking(self, wanted: Sequence[int]) -> list[int]:
+        """The pools in which fewer blocks are neither used nor kept."""
         pairs = zip(wanted, self._blocks, strict=True)
-        return all(count <= blocks.num_free for count, blocks in pairs)
+        return [i for i, (count, blocks) in enumerate(pairs) if count > blocks.num_free]
 
     def _has_room(self, wanted: Sequence[int]) -> bool:
         """Whether so many blocks are free, or were kept and aren't any more."""
-        if self.has_free(wanted):
+        if not self.lacking(wanted):
             return True
         if self.make_room is not None and (np.array(wanted) <= self.num_free).all():
             self.make_room(wanted)
-        return self.has_free(wanted)
+        return not self.lacking(wanted)
 
     @property
     def has_row(self) -> bool:

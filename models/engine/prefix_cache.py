@@ -55,8 +55,7 @@ class PrefixCache:
         start = self._resumable(match, known)
         has_states = bool(self.store.state_groups)
         request.keep_after = [*([known] if has_states and start < known else []), len(tokens)]
-        for node in match.path:
-            self.store.renew(node)
+        self.store.on_match(match, start)
         shared = known if has_states else start
         if shared == 0 or not self._lend(request, match, start, shared):
             return False
@@ -109,15 +108,14 @@ class PrefixCache:
                     copies.append((group, whole, int(table[whole])))
         if not tables or not self._take(request, tables, copies, length, length):
             return False
-        for node in match.path:
-            store.renew(node)
+        store.on_match(match)
         request.present = present
         self.stats.unread_tokens += match.length
         return True
 
     def on_arrived(self, request: Request) -> None:
         """Keeps the tokens of a request that has been filled from elsewhere, while it runs."""
-        self._insert(request, request.num_cached, None)
+        self._insert(request, request.num_cached, None, "prompt")
 
     def _resumable(self, match: Match, most: int) -> int:
         """Tokens of a match after which a sequence can go on."""
@@ -176,9 +174,10 @@ class PrefixCache:
         wanted = [0] * len(self.blocks.pools)
         for group in groups:
             wanted[self.blocks.groups[group][0]] += 1
-        spared = (request.keep_after[0] - request.num_resumed) / len(groups)
-        self.store.evict(wanted, self.store.inflation + spared)
-        if not self.blocks.has_free(wanted):
+        length = request.keep_after[0]
+        spared = length - request.num_resumed
+        self.store.evict(wanted, self.store.urgency_of_states(_kind(request, length), spared))
+        if self.blocks.lacking(wanted):
             return []
         return self.blocks.new_copies(request.request_id, groups)
 
@@ -186,7 +185,8 @@ class PrefixCache:
         """Keeps what a request has computed up to a token after which its states were left."""
         length = request.keep_after.pop(0)
         has_states = bool(copies) or not self.store.state_groups
-        self._insert(request, length, [copy.target for copy in copies] if has_states else None)
+        states = [copy.target for copy in copies] if has_states else None
+        self._insert(request, length, states, _kind(request, length))
         for copy in copies:
             self.blocks.leave(copy.group, [copy.target])
 
@@ -195,12 +195,17 @@ class PrefixCache:
         # one that has not run yet has nothing of its own, and its copies are not made
         if request.num_cached > 0 and not self.blocks.copies(request.request_id):
             states = self.blocks.states(request.request_id, self.store.state_groups)
-            self._insert(request, request.num_cached, states)
+            self._insert(request, request.num_cached, states, "answer")
 
-    def _insert(self, request: Request, length: int, states: list[int] | None) -> None:
-        held = self.blocks.tables([self.blocks.row(request.request_id)])
-        tokens = _tokens(request, length)
-        self.store.insert(tokens, request.params.cache_salt, [table[0] for table in held], states)
+    def _insert(self, request: Request, length: int, states: list[int] | None, kind: str) -> None:
+        tables = self.blocks.tables([self.blocks.row(request.request_id)])
+        held, salt = [table[0] for table in tables], request.params.cache_salt
+        self.store.insert(_tokens(request, length), salt, held, states, kind)
+
+
+def _kind(request: Request, length: int) -> str:
+    """What states are after that stand after so many tokens of a request's beginning."""
+    return "parting" if length < len(request.prompt) else "prompt"
 
 
 def _tokens(request: Request, length: int) -> Tokens:

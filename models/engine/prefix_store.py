@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from itertools import count
 from math import inf
 
 import numpy as np
 
 from blockstride.models.engine.block_manager import BlockManager
-from blockstride.models.engine.prefix_tree import Match, Node, PrefixTree, Tokens
-
-ATTENTION_ALONE = 0.1
-"""What tokens are worth whose keys and values are kept and whose states are not: they are computed
-again, though not stored again, and they show where sequences part."""
-
-Entry = tuple[float, int, int, Node]
+from blockstride.models.engine.prefix_queue import PageQueue
+from blockstride.models.engine.prefix_tree import Match, Node, PrefixTree, Tokens, Uses
+from blockstride.models.engine.prefix_worth import (
+    Page,
+    Usefulness,
+    leaf_page,
+    states_page,
+    urgency,
+)
 
 
 @dataclass
@@ -42,10 +42,9 @@ class PrefixStats:
 class PrefixStore:
     """Kept blocks under the tokens that they cache.
 
-    When blocks run out, what is worth least is evicted: an entry has a credit of the tokens that it
-    spares over the blocks that it holds, plus the credit of the last entry that was evicted when it
-    was last of use, so that what is of use no more is overtaken. Entries are ends of sequences,
-    with their states, and states inside of sequences, each judged by itself.
+    When blocks run out, the page is evicted that is worth least (`prefix_worth.py`), of those that
+    hold blocks of a pool that has too few. Pages are the states after a node, and all of a node
+    without children, each judged by itself.
 
     Args:
         blocks: Owner of the blocks; it asks here for room.
@@ -53,9 +52,7 @@ class PrefixStore:
     Attributes:
         token_groups: Groups of the caches that hold tokens,
         state_groups: and those that hold states.
-        inflation: The credit of the last entry that was evicted.
-
-    Source: Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms" (GreedyDual-Size).
+        usefulness: What has become of what was kept.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -68,13 +65,21 @@ class PrefixStore:
         self.specs = [placed.group.spec for placed in placements]
         sizes = [placed.block_size for placed in placements]
         self.tree = PrefixTree(sizes, len(self.state_groups))
-        self.inflation = 0.0
-        self._heap: list[Entry] = []
-        self._order = count()
+        self.usefulness = Usefulness()
+        pool_of = [pool for pool, _ in blocks.groups]
+        self._state_pools = {pool_of[group] for group in self.state_groups}
+        self._token_pools = {pool_of[group] for group in self.token_groups}
+        self._states = PageQueue(self.usefulness, states_page)
+        self._leaves = PageQueue(self.usefulness, self._leaf_page)
         blocks.make_room, blocks.kept = self.evict, self.kept_blocks
 
     def insert(
-        self, tokens: Tokens, salt: str, held: Sequence[np.ndarray], states: list[int] | None
+        self,
+        tokens: Tokens,
+        salt: str,
+        held: Sequence[np.ndarray],
+        states: list[int] | None,
+        kind: str,
     ) -> None:
         """Keeps what is cached of some tokens.
 
@@ -84,6 +89,7 @@ class PrefixStore:
             held: Blocks of the sequence in each group, by position.
             states: Blocks of the states after the tokens, one a group of states; None where they
                 are gone.
+            kind: What the states are after, one of `prefix_worth.ASSUMED`.
         """
         match = self.tree.match(tokens, salt)
         node = match.path[-1] if match.path else self.tree.root(salt)
@@ -98,7 +104,9 @@ class PrefixStore:
             for group, block in zip(self.state_groups, states, strict=True):
                 self.blocks.keep(group, [block])
             self.stats.kept_states += 1
-        self.renew(node)
+            node.of_states = Uses(kind)
+            self.usefulness.on_kept(node.of_states)
+        self._push(node)
 
     def _split(self, node: Node, length: int) -> Node:
         upper, shared = self.tree.split(node, length)
@@ -127,13 +135,25 @@ class PrefixStore:
             self.blocks.keep(group, blocks[-1])
         leaf = Node(tokens, start, node, blocks, None if self.state_groups else [])
         self.tree.append(leaf)
+        self.usefulness.on_kept(leaf.of_tokens)
         self._push(node)
         return leaf
 
-    def renew(self, node: Node) -> None:
-        """A node has been of use."""
-        node.used = self.inflation
-        self._push(node)
+    def on_match(self, match: Match, start: int = 0) -> None:
+        """A request begins with known tokens, and goes on after the first `start` of them."""
+        self.usefulness.now += 1
+        if not match.path:
+            return
+        if self.state_groups and start:
+            resumed = next(node for node in match.path if node.stop == start)
+            self.usefulness.on_used(resumed.of_states)
+            self._push(resumed)
+        last = match.path[-1]
+        if last.children:
+            last.of_tokens.last = self.usefulness.now
+        else:
+            self.usefulness.on_used(last.of_tokens)
+            self._push(last)
 
     def has_windows(self, match: Match, length: int) -> bool:
         """Whether the blocks are kept that the token after so many sees in windows."""
@@ -149,35 +169,38 @@ class PrefixStore:
 
         Args:
             wanted: Blocks of each pool that are to be free.
-            most: Nothing whose credit is as high is evicted.
+            most: Nothing that is as urgent to keep is evicted.
         """
-        while not self.blocks.has_free(wanted):
-            found = self._cheapest()
-            if found is None:
+        while lacking := self.blocks.lacking(wanted):
+            heads = []
+            for queue, pools in self._queues():
+                if not pools.isdisjoint(lacking) and (head := queue.head()) is not None:
+                    heads.append((*head, queue is self._states))
+            found = min(heads, key=lambda head: head[0], default=None)
+            if found is None or found[0] >= most:
                 return
-            if found[0] >= most:
-                heappush(self._heap, found)
-                return
-            self.inflation = max(self.inflation, found[0])
-            self._drop(found[3])
+            _, node, is_states = found
+            self._drop_states(node)
+            if not is_states:
+                self._drop_leaf(node)
+            self._push(node)
 
-    def _cheapest(self) -> Entry | None:
-        """The entry of least credit, which is taken off the heap."""
-        while self._heap:
-            found = heappop(self._heap)
-            if found[2] == found[3].version:
-                return found
-        return None
+    def _queues(self) -> tuple[tuple[PageQueue, set[int]], ...]:
+        return (self._states, self._state_pools), (self._leaves, self._token_pools)
 
-    def _drop(self, node: Node) -> None:
-        """Forgets a node without children, or the states of one that has some."""
-        node.version += 1
+    def urgency_of_states(self, kind: str, num_tokens: int) -> float:
+        """How urgent it is to keep states that spare so many tokens."""
+        blocks = len(self.state_groups)
+        page = Page((kind, 0), self.usefulness.now, float(num_tokens), blocks)
+        return urgency(page, self.usefulness)
+
+    def _drop_states(self, node: Node) -> None:
         if self.state_groups and node.states is not None:
             for group, block in zip(self.state_groups, node.states, strict=True):
                 self._forget(group, [block])
             node.states = None
-        if node.children:
-            return
+
+    def _drop_leaf(self, node: Node) -> None:
         for group, blocks in zip(self.token_groups, node.blocks, strict=True):
             self._forget(group, blocks)
         parent = node.parent
@@ -190,29 +213,20 @@ class PrefixStore:
         self.stats.evicted_blocks += int((np.asarray(blocks) > 0).sum())
 
     def _push(self, node: Node) -> None:
-        """Puts a node up for eviction, if anything of it can be evicted apart from its children."""
+        """Puts up for eviction what of a node can be evicted apart from its children."""
         node.version += 1
-        has_own_states = bool(self.state_groups) and node.states is not None
-        if node.parent is None or (node.children and not has_own_states):
+        if node.parent is None:
             return
-        credit = node.used + self._worth(node)
-        heappush(self._heap, (credit, next(self._order), node.version, node))
-        if len(self._heap) > 64 + 4 * self.tree.num_nodes:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].version]
-            heapify(self._heap)
-
-    def _worth(self, node: Node) -> float:
-        """Tokens that a node spares over the blocks that would be free without it."""
-        spared, held = 0.0, 0
-        if not node.children:
-            held += sum(int((blocks > 0).sum()) for blocks in node.blocks)
         if self.state_groups and node.states is not None:
-            above = node.parent.ancestors() if node.parent is not None else ()
-            before = next((up.stop for up in above if up.states is not None), 0)
-            spared, held = node.stop - before, held + len(node.states)
-        elif not node.children:
-            spared = len(node.tokens) * (ATTENTION_ALONE if self.state_groups else 1.0)
-        return spared / max(1, held)
+            self._states.push(node)
+        if not node.children:
+            self._leaves.push(node)
+        for queue, _ in self._queues():
+            queue.forget_versions(64 + 4 * self.tree.num_nodes)
+
+    def _leaf_page(self, node: Node) -> Page:
+        is_shared = not self._state_pools.isdisjoint(self._token_pools)
+        return leaf_page(node, bool(self.state_groups), is_shared)
 
     def kept_blocks(self) -> list[list[np.ndarray]]:
         """Of each pool, the blocks that are kept, as often as they are."""

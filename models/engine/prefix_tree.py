@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Int32
 
 Tokens = Int32[np.ndarray, " num_tokens"]
 Blocks = Int32[np.ndarray, " num_blocks"]
+
+
+@dataclass
+class Uses:
+    """How often something that is kept was of use, and when it last was.
+
+    Attributes:
+        kind: What it is.
+        count: How often.
+        last: When, in requests so far; when it was kept, if never.
+    """
+
+    kind: str
+    count: int = 0
+    last: int = 0
 
 
 @dataclass(eq=False)
@@ -28,7 +43,8 @@ class Node:
         states: Of each group of states, the block of the state after the run; None where none is
             kept. Empty for models without states, which can go on after any token.
         children: First token -> a run after this one.
-        used: How dear it was to keep anything when the node was last of use; see `PrefixCache`.
+        of_tokens: Uses of its tokens, as the last of a known prefix.
+        of_states: Uses of its states.
         version: Changes with whatever bears on its worth.
     """
 
@@ -38,7 +54,8 @@ class Node:
     blocks: list[Blocks]
     states: list[int] | None
     children: dict[int, Node] = field(default_factory=dict)
-    used: float = 0.0
+    of_tokens: Uses = field(default_factory=lambda: Uses("tokens"))
+    of_states: Uses = field(default_factory=lambda: Uses("answer"))
     version: int = 0
 
     @property
@@ -123,7 +140,7 @@ class PrefixTree:
             [],
             None if self.num_state_groups else [],
             {int(node.tokens[length]): node},
-            node.used,
+            replace(node.of_tokens),
         )
         shared = []
         for group, size in enumerate(self.block_sizes):
