@@ -107,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
     from blockstride.models.serving.server import bind, serve  # noqa: PLC0415
 
     settings = ServerSettings(**_settings(args))
-    log_to_stderr(args.log_format)
-    level = logging.DEBUG if args.verbose else logging.INFO
-    logging.getLogger("blockstride.models.serving").setLevel(level)
     # before the model is loaded, which takes longer than to be told of a port that is taken
     with bind(args.host, args.port) as bound:
         folder = find_checkpoint(args.model, revision=args.revision, download=args.download)
+        log_to_stderr(args.log_format)
+        level = logging.DEBUG if args.verbose else logging.INFO
+        logging.getLogger("blockstride.models.serving").setLevel(level)
         with load_llm(args, folder, in_process=False) as llm:
             return serve(llm, bound, settings)
 

@@ -34,16 +34,21 @@ def make_app(state: ServerState) -> FastAPI:
     return app
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "it is registered for these"
     if not isinstance(error, ApiError):
         error = ApiError(error.status_code, str(error.detail))
-    return error_response(error)
+    return _refused(request, error)
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "it is registered for these"
-    return error_response(field_error(error.errors()))
+    return _refused(request, field_error(error.errors()))
+
+
+def _refused(request: Request, error: ApiError) -> Response:
+    request.state.log["error"] = str(error.detail)
+    return error_response(error)
 
 
 async def _on_fault(_: Request, __: Exception) -> Response:
