@@ -82,6 +82,7 @@ prove: $(READY)  ## look for counterexamples at length: new random ones, walks, 
 	$(BIN)/python -m tests.transfer.connector.prove
 	$(BIN)/python -m tests.transfer.connector.endurance
 	$(BIN)/python -m tests.transfer.connector.load
+	$(BIN)/python -m tests.models.serving.endurance --seconds 600 --streams 1000
 
 lock: $(READY)  ## choose the newest versions anew, and write requirements.lock
 	$(BIN)/python .ci/lock
