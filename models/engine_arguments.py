@@ -10,7 +10,7 @@ from blockstride.checks import expect
 from blockstride.models.distributed.launcher import Launcher
 from blockstride.models.distributed.local_ranks import LocalLauncher
 from blockstride.models.engine import EngineConfig
-from blockstride.models.engine.values import expect_type
+from blockstride.models.engine.values import expect_type, whole
 
 Configs = EngineConfig | Sequence[EngineConfig]
 
@@ -30,7 +30,11 @@ class Engines(NamedTuple):
 
 
 def read_engines(
-    config: EngineConfig | None, prefill: Configs, decode: Configs | None, on: str | Launcher | None
+    config: EngineConfig | None,
+    prefill: Configs,
+    decode: Configs | None,
+    on: str | Launcher | None,
+    restarts: int,
 ) -> Engines:
     """The engines that the arguments of `LLM` ask for.
 
@@ -47,6 +51,9 @@ def read_engines(
     launcher = None if on is None else find_launcher(on)
     if launcher is None and (has_roles or config.tp_size > 1):
         launcher = LocalLauncher()
+    whole(restarts, "restarts", 0, "a number of engines")
+    can_be = launcher is not None or restarts == 0
+    expect(can_be, "restarts", "0 for an engine in this process", restarts)
     return Engines(prompts, answers, launcher)
 
 

@@ -105,7 +105,7 @@ class LLM:
         revision: str | None = None,
         download: bool = False,
     ) -> None:
-        engines = read_engines(config, prefill, decode, on)
+        engines = read_engines(config, prefill, decode, on, restarts)
         checkpoint = Checkpoint(find_checkpoint(path, revision=revision, download=download))
         self._texts, params = Texts(checkpoint), default_params(checkpoint.generation)
         if params.stop and not self._texts.has_tokenizer:

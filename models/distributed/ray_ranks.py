@@ -193,8 +193,11 @@ class RayLauncher(Launcher):
             return
         is_main = current_thread() is main_thread()
         before = signal.getsignal(signal.SIGTERM)
+        # what a program outside of the cluster asks for goes to the server that it asks
+        is_outside = self._address.startswith("ray://")
+        options = {} if is_outside else {"logging_level": logging.WARNING}
         try:
-            ray.init(self._address, logging_level=logging.WARNING)
+            ray.init(self._address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = "of this machine" if self._address == "auto" else f"at {self._address}"
             raise ConnectionError(f"no Ray cluster {where}: {_first_line(error)}") from error

@@ -2,6 +2,9 @@
 
 import contextlib
 import logging
+import socket
+import subprocess
+import sys
 from importlib import import_module
 from threading import Thread
 from types import SimpleNamespace
@@ -25,9 +28,35 @@ ray = pytest.importorskip("ray", reason="needs Ray: pip install 'blockstride[ray
 cluster_utils = import_module("ray.cluster_utils")
 ray_ranks = import_module("blockstride.models.distributed.ray_ranks")
 
+# files that Ray opens for its server, and leaves open
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*ray_client_server:pytest.PytestUnraisableExceptionWarning"
+)
+
 PROMPTS = ["In the beginning", "x" * 47, "And the king said", "abc"]
 LONG = 400
 STORE_BYTES = 80 << 20
+OUTSIDE = """
+import sys
+from time import monotonic
+from blockstride.models import LLM, EngineConfig, SamplingParams
+from blockstride.models.distributed.ray_ranks import RayLauncher
+
+path, address = sys.argv[1:]
+on = RayLauncher(address, resources={"prefill": {"left": 1}, "decode": {"watched": 1}})
+small = EngineConfig(cache_bytes=1 << 24)
+with LLM(path, prefill=small, decode=small, device="cpu", on=on) as llm:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    print(llm.generate("In the beginning", params)[0].token_ids, flush=True)
+    (engine,) = llm.engine.decode
+    # the node is drained now, and a request has the letter that says so read
+    end = monotonic() + 60
+    while not engine.is_leaving:
+        assert monotonic() < end
+        llm.generate("abc", params)
+    assert engine.has_left.wait(60)
+    print(llm.generate("In the beginning", params)[0].token_ids, flush=True)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +71,15 @@ def cluster():
             "include_dashboard": False,
         }
 
-    made = cluster_utils.Cluster(initialize_head=True, head_node_args=options("left"))
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    head = {**options("left"), "ray_client_server_port": port}
+    made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     made.add_node(**options("right"))
     ray.init(made.address, logging_level=logging.ERROR, log_to_driver=False)
     yield SimpleNamespace(
         address=made.address,
+        outside=f"ray://127.0.0.1:{port}",
         add=lambda name: made.add_node(**options(name)),
         remove=lambda node: made.remove_node(node, allow_graceful=False),
     )
@@ -159,6 +192,21 @@ def drain(cluster, node_id):
     client = ray._raylet.GcsClient(address=cluster.address)
     is_accepted, why = client.drain_node(node_id, reason, "a test", 0)
     assert is_accepted, why
+
+
+def test_a_program_outside_of_the_cluster_is_served_and_told_alike(cluster, reference):
+    node = cluster.add("watched")
+    command = [sys.executable, "-c", OUTSIDE, str(reference.path), cluster.outside]
+    (tokens,) = map(str, tokens_of(LLM(reference.path, device="cpu"), PROMPTS[:1], greedy(20)))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        try:
+            assert program.stdout.readline().strip() == tokens
+            drain(cluster, node.node_id)
+            assert program.stdout.readline().strip() == tokens
+            assert program.wait(60) == 0
+        finally:
+            program.kill()
 
 
 def test_decode_engines_grow_from_one_to_three_under_load(deploy, reference):
