@@ -79,3 +79,4 @@ class ElasticEngines:
         if not has_left.wait(seconds):
             reason = f"it was to leave within {seconds:g} s"
             self._loop.call(lambda: members.give_up(name, reason))
+            has_left.wait()

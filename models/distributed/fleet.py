@@ -6,9 +6,9 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from tempfile import mkdtemp
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import Any, Literal
 
 from blockstride.checks import expect
@@ -164,30 +164,29 @@ class Fleet:
         """What an engine that has joined is there for."""
         return "prefill" if engine in self.prefill else "decode"
 
+    def dismiss(self, engine: EngineProcesses) -> None:
+        """Ends an engine politely that works on nothing any more, without waiting for it."""
+        self._part_with(engine, engine.close)
+
     def remove(self, engine: EngineProcesses) -> None:
-        """Forgets an engine that is gone, and has all others forget it."""
-        if engine in self._addresses:
-            self._forget(engine)
-            _tell_all(self.engines, engine)
+        """Ends an engine that has failed, without waiting for it."""
+        self._part_with(engine, engine.kill)
+        engine.is_alive = False
 
-    def dismiss(self, engine: EngineProcesses) -> Event:
-        """Ends an engine politely, without waiting for it; it works on nothing any more.
-
-        Returns:
-            Set when all its processes have ended.
-        """
+    def _part_with(self, engine: EngineProcesses, end: Callable[[], object]) -> None:
         self._forget(engine)
         self._apart.add(engine)
-        Thread(target=self._close, args=(engine,), name="blockstride-farewell", daemon=True).start()
-        return engine.has_left
 
-    def _close(self, engine: EngineProcesses) -> None:
-        engine.close()
-        # what it may still have written settles when its processes have ended
-        _tell_all(self.engines, engine)
-        self._apart.discard(engine)
-        logger.info("%s: has left", engine.engine_id)
-        engine.has_left.set()
+        def part() -> None:
+            end()
+            # what it may still have written settles when its processes have ended
+            for other in self.engines:
+                other.tell(Peer(engine.engine_id, ()))
+            self._apart.discard(engine)
+            logger.info("%s: has left", engine.engine_id)
+            engine.has_left.set()
+
+        Thread(target=part, name="blockstride-farewell", daemon=True).start()
 
     def _forget(self, engine: EngineProcesses) -> None:
         self.members(self.role_of(engine)).remove(engine)
@@ -214,8 +213,3 @@ class Fleet:
             engine.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._launcher.close()
-
-
-def _tell_all(engines: Sequence[EngineProcesses], gone: EngineProcesses) -> None:
-    for other in engines:
-        other.tell(Peer(gone.engine_id, ()))

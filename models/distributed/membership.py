@@ -114,9 +114,7 @@ class Membership:
         """
         logger.error("%s: %s", engine.engine_id, reason)
         role = self._fleet.role_of(engine)
-        engine.kill()
         self._fleet.remove(engine)
-        engine.has_left.set()
         if not engine.is_leaving:
             self._replace(role, engine)
         return self._requests.on_gone(engine, reason)

@@ -33,6 +33,9 @@ from blockstride.models.distributed.sockets import Door, interface_of, knock
 END_SECONDS = 5.0
 """How long an actor that was killed may take to be gone."""
 
+REASON_SECONDS = 0.3
+"""How long requests wait for Ray to say why their engine has ended."""
+
 LOOK_SECONDS = 2.0
 """How often the cluster is asked which machines are about to be taken away."""
 
@@ -115,14 +118,15 @@ class RayTeam(Team):
         """See `Team`: what Ray says."""
         if not ray.is_initialized():
             return "Ray was shut down"
-        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=1.0)
+        # connections end first
+        ended, _ = ray.wait(self._runs, timeout=REASON_SECONDS)
         for rank, run in enumerate(self._runs):
             if run in ended:
                 try:
                     ray.get(run)
                 except RayError as error:
                     return f"rank {rank}: {_first_line(error)}"
-        return ""
+        return "its connection has ended"
 
     def wait(self, seconds: float) -> None:
         """See `Team`."""

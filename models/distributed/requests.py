@@ -118,7 +118,7 @@ class Requests:
             self._on(tracked, News.HELD if may_move else News.HELD_IN_VAIN)
 
     def on_gone(self, engine: EngineProcesses, reason: str) -> list[TokenEvent]:
-        """An engine is no more, as all others know: its requests go on elsewhere.
+        """An engine is no more, as others will hear: its requests go on elsewhere.
 
         Returns:
             The ends of requests that have been through this too often.
