@@ -11,6 +11,7 @@ import signal
 import sys
 from types import FrameType
 
+SPIN = "GOMP_SPINCOUNT"
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
@@ -22,6 +23,17 @@ def take_over() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     _open_streams()
+    _be_brief_at_waits()
+
+
+def _be_brief_at_waits() -> None:
+    """Has threads of OpenMP, which torch loads later, look for work for some 10 us and then sleep.
+
+    By default they spin, and take the cores from whoever works. Sleeping at once costs every short
+    step what it takes to wake. What the user has decided stays.
+    """
+    if not {"OMP_WAIT_POLICY", SPIN} & os.environ.keys():
+        os.environ[SPIN] = "1000"
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 from rich.table import Table
 
 from blockstride.checks import expect
-from blockstride.models.commands.answers import write_answers
+from blockstride.models.commands.answers import Answers, Style
 from blockstride.models.commands.engine_options import (
     add_engine,
     add_model,
     engine_names,
     load_llm,
 )
-from blockstride.models.commands.output import Output, say
+from blockstride.models.commands.output import Output, kept_at_end, say
 from blockstride.models.commands.prompts import (
     expect_text,
+    read_json_prompts,
     read_prompts,
     typed_prompts,
     typed_tokens,
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--prompt", action="append", help="a prompt; repeat for several")
     given.add_argument("--prompt-file", help="a file with one prompt a line, - for standard input")
     given.add_argument(
+        "--prompt-jsonl",
+        metavar="FILE",
+        help="a file with a JSON string a line, or an object with one as its prompt, for prompts "
+        "of several lines; - for standard input",
+    )
+    given.add_argument(
         "--token-ids",
         action="append",
         type=typed_tokens,
@@ -59,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt of; the answer alone is printed",
     )
     parser.add_argument("--system", help="what the system says before each message of --chat")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print an object a line for each answer, with its prompt, text, tokens, why it ended "
+        "(finish_reason) and how many tokens it took (usage)",
+    )
     parser.add_argument("--stats", action="store_true", help="say what it cost, on standard error")
     add_sampling(parser.add_argument_group("sampling", SAMPLING_HELP))
     add_engine(parser)
@@ -67,14 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def option_names(args: argparse.Namespace) -> dict[str, str]:
     """What the user types, for arguments of other names."""
     names = engine_names(args)
-    for option in ("prompt_file", "token_ids"):
+    for option in ("prompt_file", "prompt_jsonl", "token_ids"):
         if getattr(args, option) is not None:
             names["prompt"] = f"--{option.replace('_', '-')}"
     return names
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates, streaming a single text and answering several in order, each when it is done.
+    """Generates, and writes texts as they come, in the order of their prompts.
+
+    A signal ends it when all that was generated is written.
 
     Returns:
         1 if any prompt wasn't answered to the end, else 0.
@@ -89,15 +104,22 @@ def run(args: argparse.Namespace) -> int:
         params = replace(llm.default_params, **given)
         logger.info("%s loaded in %.2f s, %s", args.model, loaded - begin, params)
         asked = [_chat_prompt(llm, args.system, p) for p in prompts] if args.chat else prompts
-        style = "answer" if args.chat else "tokens" if args.token_ids else "text"
+        answers = Answers(llm, asked, prompts, params, _style(args))
         has_failed = False
-        for i, completion in enumerate(write_answers(llm, asked, params, style)):
-            if completion.finish_reason == "error":
-                has_failed = True
-                say(f"blockstride generate: prompt {1 + i // params.n}: {completion.error}")
+        with kept_at_end(answers.rest):
+            for i, completion in enumerate(answers):
+                if completion.finish_reason == "error":
+                    has_failed = True
+                    say(f"blockstride generate: prompt {1 + i // params.n}: {completion.error}")
         if args.stats:
             _print_stats(llm, loaded - begin, time.perf_counter() - loaded)
     return int(has_failed)
+
+
+def _style(args: argparse.Namespace) -> Style:
+    if args.json:
+        return "json"
+    return "answer" if args.chat else "tokens" if args.token_ids else "text"
 
 
 def _prompts(args: argparse.Namespace, folder: Path) -> list[str] | list[tuple[int, ...]]:
@@ -110,6 +132,8 @@ def _prompts(args: argparse.Namespace, folder: Path) -> list[str] | list[tuple[i
         return args.token_ids
     is_bare = (folder / "config.json").is_file() and not (folder / "tokenizer.json").is_file()
     expect(not is_bare, "prompt", f"--token-ids, as {folder} has no tokenizer.json", "a text")
+    if args.prompt_jsonl is not None:
+        return read_json_prompts(args.prompt_jsonl)
     return read_prompts(args.prompt_file) if args.prompt is None else typed_prompts(args.prompt)
 
 

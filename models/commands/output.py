@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console
@@ -29,6 +31,28 @@ def write(text: str) -> None:
     """Writes on standard output, now."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+@contextmanager
+def kept_at_end(rest: Callable[[], str]) -> Iterator[None]:
+    """Has what is left be written on standard output if a signal or an interrupt ends the block."""
+
+    def keep() -> None:
+        # past the buffer, which the signal may have found half emptied
+        with suppress(OSError, ValueError):
+            left = rest().encode(sys.stdout.encoding, "backslashreplace")
+            while left:
+                left = left[os.write(sys.stdout.fileno(), left) :]
+
+    # a signal runs what is registered and ends the process; see `program`
+    atexit.register(keep)
+    try:
+        yield
+    except KeyboardInterrupt:
+        write(rest())
+        raise
+    finally:
+        atexit.unregister(keep)
 
 
 def close(stream: TextIO) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from blockstride.checks import expect
 from blockstride.models.commands.values import whole
 
-OPTION = "--prompt-file"
+OPTION, JSON_OPTION = "--prompt-file", "--prompt-jsonl"
 
 
 def typed_prompts(prompts: Sequence[str]) -> list[str]:
@@ -53,23 +55,57 @@ def read_prompts(file: str) -> list[str]:
     Raises:
         ValueError: It can't be read, holds bytes that are no UTF-8, or no prompt.
     """
+    prompts = [line for _, line in _lines(OPTION, file) if line.strip(" \t")]
+    expect(bool(prompts), OPTION, "at least one line with a prompt", f"none in {_name(file)}")
+    return prompts
+
+
+def read_json_prompts(file: str) -> list[str]:
+    r"""The prompts of a file of JSON lines, each a string or an object with one as its `prompt`.
+
+    Args:
+        file: Its path; `-` for standard input.
+
+    Raises:
+        ValueError: It can't be read, has a line that is neither, an empty prompt, or none.
+    """
+    prompts = []
+    for number, line in _lines(JSON_OPTION, file):
+        if not line.strip(" \t"):
+            continue
+        where = f"in line {number} of {_name(file)}"
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{JSON_OPTION}: expected JSON, got {error} {where}") from error
+        prompt: Any = value.get("prompt") if isinstance(value, dict) else value
+        wanted = 'a string, or an object with a string as its "prompt"'
+        expect(isinstance(prompt, str), JSON_OPTION, wanted, f"{line[:60]} {where}")
+        expect(bool(prompt), JSON_OPTION, "some text", f"an empty prompt {where}")
+        expect_text(JSON_OPTION, prompt)
+        prompts.append(prompt)
+    expect(bool(prompts), JSON_OPTION, "at least one line with a prompt", f"none in {_name(file)}")
+    return prompts
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def _lines(option: str, file: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line of a file, which an option names."""
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise ValueError(
-            f"{OPTION}: expected a file that can be read, got {file}: {error.strerror}"
+            f"{option}: expected a file that can be read, got {file}: {error.strerror}"
         ) from error
-    name = "standard input" if file == "-" else file
     lines = (
         content.removeprefix(BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     )
-    prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            prompts.append(line.decode("utf-8"))
+            yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
-            byte = f"the byte {line[error.start]:#04x} in line {number} of {name}"
-            raise ValueError(f"{OPTION}: expected text in UTF-8, got {byte}") from error
-    prompts = [prompt for prompt in prompts if prompt.strip(" \t")]
-    expect(bool(prompts), OPTION, "at least one line with a prompt", f"none in {name}")
-    return prompts
+            byte = f"the byte {line[error.start]:#04x} in line {number} of {_name(file)}"
+            raise ValueError(f"{option}: expected text in UTF-8, got {byte}") from error
