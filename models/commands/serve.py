@@ -19,7 +19,7 @@ from blockstride.models.commands.engine_options import (
 from blockstride.models.commands.prompts import expect_text
 from blockstride.models.commands.values import positive, real, whole
 from blockstride.models.hub import find_checkpoint
-from blockstride.models.serving.logs import LogFormat, log_to_stderr
+from blockstride.models.logs import LogFormat, log_to_stderr
 from blockstride.models.serving.settings import ServerSettings
 
 KEY_VARIABLE = "BLOCKSTRIDE_API_KEY"

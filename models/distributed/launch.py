@@ -20,6 +20,7 @@ from blockstride.models.engine.pools import memory_argument, plan_model_pools
 from blockstride.models.families import model_family
 from blockstride.models.families.roles import HasAttention
 from blockstride.models.loading import find_device, outline_model
+from blockstride.models.logs import chosen_format
 from blockstride.models.memory import expect_room
 from blockstride.models.parallel import TensorParallel
 
@@ -42,6 +43,7 @@ def plan_engines(
     """
     places = launcher.deal(device, [config.tp_size for config in configs.values()])
     shared["log_level"] = logging.getLogger("blockstride").getEffectiveLevel()
+    shared["log_format"] = chosen_format()
     engines = [
         EngineProcesses(Setup(engine_id, config, devices[0], **shared), devices, launcher)
         for (engine_id, config), devices in zip(configs.items(), places, strict=True)

@@ -22,6 +22,7 @@ from blockstride.models.batch import GroupTable, StepBatch
 from blockstride.models.distributed.life import Event
 from blockstride.models.engine import EngineConfig, PromptLimits, SamplingParams, TokenLogprobs
 from blockstride.models.engine.request import FinishReason
+from blockstride.models.logs import LogFormat
 from blockstride.transfer.connector import ConnectorSettings
 
 GroupBlocks = list[tuple[int, Int32[np.ndarray, " _"]]]
@@ -42,6 +43,7 @@ class Setup(Struct, frozen=True):
         timeout_seconds: After how long without a heartbeat a process is given up.
         model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
         log_level: What it says on standard error.
+        log_format: In which form; None: as a line that begins with its name.
         rank: Its tensor-parallel rank; rank 0 leads the others.
         host: Where ranks on other machines reach it; "": there are none.
     """
@@ -56,6 +58,7 @@ class Setup(Struct, frozen=True):
     timeout_seconds: float
     model_fingerprint: str = ""
     log_level: int = logging.WARNING
+    log_format: LogFormat | None = None
     rank: int = 0
     host: str = ""
 

@@ -37,6 +37,7 @@ from blockstride.models.distributed.pipes import Inbox, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks, join_ranks, load_rank
 from blockstride.models.engine.pools import make_pools
+from blockstride.models.logs import log_to_stderr
 
 PARENT = "parent"
 ORPHAN_SECONDS = 0.5
@@ -60,7 +61,11 @@ def run_rank(setup: Setup, parent: Connection, followers: Sequence[Connection]) 
     Returns:
         What this process ends with.
     """
-    logging.basicConfig(format=f"{setup.engine_id}, rank {setup.rank}: %(name)s: %(message)s")
+    name = f"{setup.engine_id}, rank {setup.rank}"
+    if setup.log_format is None:
+        logging.basicConfig(format=f"{name}: %(name)s: %(message)s")
+    else:
+        log_to_stderr(setup.log_format, engine=setup.engine_id, rank=setup.rank)
     logging.getLogger("blockstride").setLevel(setup.log_level)
     inbox, speaker = Inbox(), LockedPipe(parent)
     inbox.listen(PARENT, parent, lambda: os._exit(1))

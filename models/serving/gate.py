@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blockstride.models.logs import REQUEST_ID
 from blockstride.models.serving.errors import ApiError, error_response
-from blockstride.models.serving.logs import REQUEST_ID
 from blockstride.models.serving.state import ServerState
 
 ID_HEADER = b"x-request-id"

@@ -165,6 +165,8 @@ def test_a_request_has_one_name_in_its_answer_and_in_the_log(server):
     line = server.lines("my-own.7")[-1]
     wanted = {"path": "/v1/completions", "status": 200, "prompt_tokens": 16, "new_tokens": 3}
     assert wanted.items() <= line.items()
+    # engines, too, write nothing but JSON
+    assert any(json.loads(each).get("engine") == "decode-0" for each in server.log().splitlines())
     odd = server.ask("POST", "/v1/completions", body, {"x-request-id": "a b"})
     assert " " not in odd[1]["x-request-id"]
 
@@ -186,6 +188,26 @@ def test_dashboards_find_what_they_ask_for(server, client):
     until(lambda: server.metric("vllm:prefix_cache_hits_total") >= hits + len(system))
     assert server.metric("vllm:prefix_cache_queries_total") > len(system)
     until(server.is_idle)
+
+
+def test_what_load_generators_ask_for_is_there(server):
+    # the fields that `vllm bench serve` and guidellm send
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    common = {"model": MODEL, "stream": True, "stream_options": options, "ignore_eos": True}
+    completion = {"prompt": "x", "max_tokens": 5, "repetition_penalty": 1.0, "logprobs": None}
+    message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+    chat = {"messages": [message], "max_completion_tokens": 5, "stop": None}
+    asked = (("/v1/completions", completion), ("/v1/chat/completions", chat))
+    for path, body in asked:
+        status, headers, answer = server.ask("POST", path, {**common, **body})
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        *events, done, rest = answer.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == 5
+        assert [bool(chunk["choices"]) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
 def test_the_example_runs(server, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -16,11 +17,19 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class TextFormatter(logging.Formatter):
-    """A line: when, where, what, and fields behind it."""
+    """A line: when, where, what, and fields behind it.
+
+    Args:
+        always: Fields of every line.
+    """
+
+    def __init__(self, always: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        fields = {**_request(), **getattr(record, "fields", {})}
+        fields = {**self._always, **_request(), **getattr(record, "fields", {})}
         shown = " ".join(f"{key}={value}" for key, value in fields.items() if key not in _SAID)
         head = f"{_when(record)} {record.levelname} {record.name}: "
         # what a client sent stays in its line
@@ -32,7 +41,15 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object a line."""
+    """A JSON object a line.
+
+    Args:
+        always: Fields of every line.
+    """
+
+    def __init__(self, always: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -41,6 +58,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._always,
             **_request(),
             **getattr(record, "fields", {}),
         }
@@ -62,8 +80,24 @@ def _when(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-def log_to_stderr(form: LogFormat) -> None:
-    """Has all that is logged in this process go to standard error, in one form."""
+def log_to_stderr(form: LogFormat, **always: Any) -> None:
+    """Has all that is logged in this process go to standard error, in one form.
+
+    Args:
+        form: Which.
+        **always: Fields of every line, such as what this process is.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(always) if form == "json" else TextFormatter(always))
     logging.basicConfig(handlers=[handler], force=True)
+
+
+def chosen_format() -> LogFormat | None:
+    """The form in which this process logs; None where that is not one of these."""
+    for handler in logging.getLogger().handlers:
+        match handler.formatter:
+            case JsonFormatter():
+                return "json"
+            case TextFormatter():
+                return "text"
+    return None
