@@ -1,9 +1,11 @@
 """What vLLM's CPU build is lent to run Jamba.
 
-The CPU build has no selective scan for prompts, and its state update wants a head axis that Mamba-1
-does not have. Three stand-ins make it run: a scan in C (`scan.c`, compiled here with the system's
-compiler, as fast as one expects of a build that had it), the head axis, and contiguous inputs for a
-matrix product. The rest, scheduler, cache, convolution and attention, is vLLM's own.
+The CPU build has no selective scan for prompts, and its state update takes one decay a head, where
+Mamba-1 has one a channel and state: given a head axis it runs, and is wrong from the second token
+on. Three stand-ins make it run and give the tokens of transformers: a scan and an update in C
+(`scan.c`, `update.c`, compiled here with the system's compiler, as fast as one expects of a build
+that had them), and contiguous inputs for a matrix product. The rest, scheduler, cache, convolution
+and attention, is vLLM's own.
 """
 
 import ctypes
@@ -15,15 +17,18 @@ import torch
 import vllm._custom_ops as ops
 
 
-def _compile_scan() -> ctypes.CDLL:
-    library = Path(tempfile.mkdtemp()) / "scan.so"
-    source = Path(__file__).parent / "scan.c"
+def _compile() -> ctypes.CDLL:
+    library = Path(tempfile.mkdtemp()) / "mamba1.so"
+    sources = [Path(__file__).parent / name for name in ("scan.c", "update.c")]
     flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, source, "-o", library, "-lm"], check=True)
+    subprocess.run(["cc", *flags, *sources, "-o", library, "-lm"], check=True)
     return ctypes.CDLL(str(library))
 
 
-SCAN = _compile_scan().scan
+LIBRARY = _compile()
+SCAN, UPDATE = LIBRARY.scan, LIBRARY.update
+STRIDES = ctypes.c_long * 11
+UPDATE.argtypes = [*[ctypes.c_void_p] * 11, *[ctypes.c_long] * 5, STRIDES]
 
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -49,19 +54,30 @@ def selective_scan(
         states[block].copy_(state)
 
 
-def with_head_axis(update):
-    """Mamba-1's states as one head."""
+def with_channels_of_their_own(update):
+    """vLLM's update, but for states without heads, whose every channel and state has its decay."""
 
-    def run(state, x, dt, a, b, c, d, z, bias, softplus, i, j, null, out, *rest):
+    def run(
+        state, x, dt, a, b, c, d, z, bias, softplus, blocks, targets, null, out, accepted, starts
+    ):
         if state.dim() != 3:
-            return update(state, x, dt, a, b, c, d, z, bias, softplus, i, j, null, out, *rest)
-        x, dt, b, c, z = (
-            t.unsqueeze(1).contiguous() if t is not None else None for t in (x, dt, b, c, z)
-        )
-        headed = out.unsqueeze(1).contiguous()
-        a, d, bias = a.unsqueeze(0), d.unsqueeze(0).float(), bias.unsqueeze(0)
-        update(state.unsqueeze(1), x, dt, a, b, c, d, z, bias, softplus, i, j, null, headed, *rest)
-        return out.copy_(headed[:, 0])
+            rest = (softplus, blocks, targets, null, out, accepted, starts)
+            update(state, x, dt, a, b, c, d, z, bias, *rest)
+            return
+        # what the C function takes for granted, which a step of decoding gives
+        assert accepted is starts is None
+        assert targets is None or targets is blocks
+        assert state.stride()[1:] == a.stride() == (state.shape[2], 1)
+        assert b.stride(1) == c.stride(1) == d.stride(0) == bias.stride(0) == 1
+        given = [state, x, dt, a, b, c, d, z, bias, out]
+        assert {t.dtype for t in given if t is not None} == {torch.float32}
+        assert blocks.dtype == torch.int32
+        blocks = blocks.reshape(-1).contiguous()
+        gate = (0, 0) if z is None else z.stride()
+        strides = (state.stride(0), *x.stride(), *dt.stride(), b.stride(0), c.stride(0))
+        pointers = [None if t is None else t.data_ptr() for t in (*given, blocks)]
+        sizes = (*x.shape, state.shape[2], null, softplus)
+        UPDATE(*pointers, *sizes, STRIDES(*strides, *gate, *out.stride()))
 
     return run
 
@@ -76,5 +92,5 @@ def with_dense_input(product):
 def lend() -> None:
     """Puts the stand-ins in place, in this process."""
     ops.selective_scan_fwd = selective_scan
-    ops.selective_state_update_cpu = with_head_axis(ops.selective_state_update_cpu)
+    ops.selective_state_update_cpu = with_channels_of_their_own(ops.selective_state_update_cpu)
     ops.onednn_mm = with_dense_input(ops.onednn_mm)
