@@ -1,8 +1,8 @@
 """Messages between the processes of a deployment: the front end, the engines, their ranks.
 
-All are children of one program and talk through pipes that nobody else can open, so messages are
-pickled; they carry arrays, and seeds of any size. A request has one id in all of them, which is
-also what its blocks are held under.
+All trust each other: they talk through pipes that nobody else can open, or sockets that take a key,
+so messages are pickled; they carry arrays, and seeds of any size. A request has one id in all of
+them, which is also what its blocks are held under.
 """
 
 from __future__ import annotations

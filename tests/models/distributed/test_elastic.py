@@ -16,6 +16,7 @@ from tests.models.distributed.deployments import (
     tokens_of_transformers,
     until,
 )
+from tests.models.distributed.paper_deployment import PaperDeployment
 
 PROMPTS = ["In the beginning", "x" * 47, "And the king said", "abc"]
 LONG = 300
@@ -46,6 +47,22 @@ def test_short_prompts_go_round_an_engine_that_computes_long_ones(deploy, refere
     while deployment.has_work:
         deployment.step()
     assert [each.queued_tokens for each in deployment.decode] == [0, 0]
+
+
+def test_who_is_about_to_leave_gets_requests_only_if_nobody_else_can():
+    deployment = PaperDeployment(num_prefill=1, num_decode=2)
+    prefill, first, second = deployment.engines
+    prefill.is_leaving = first.is_leaving = True
+    for _ in range(3):
+        deployment.submit(prompt=10, answer=5)
+    assert [len(each.requests) for each in deployment.engines] == [0, 0, 3]
+    deployment.kill(second)
+    # new ones are what prefill engines are for, leaving or not
+    assert [len(each.requests) for each in (prefill, first)] == [3, 0]
+    assert not deployment.requests.is_idle(prefill)
+    deployment.kill(prefill)
+    assert [len(first.requests), first.queued_tokens] == [3, 30]
+    assert deployment.requests.is_idle(prefill)
 
 
 def test_engines_join_and_leave_while_requests_run(deploy, reference):
