@@ -26,8 +26,8 @@ LAYERS = {
 @pytest.mark.parametrize("policy", ["split", "unified"])
 def test_the_longest_sequence_that_fits_is_found(policy):
     layout = KVCacheLayout.BLHNC
-    count = {"num_blocks": [30, 6, 30]} if policy == "split" else {"num_blocks": 40}
-    pools = plan_pools(LAYERS, layout=layout, policy=policy, block_size=8, **count)
+    num_blocks = [30, 6, 30] if policy == "split" else 40
+    pools = plan_pools(LAYERS, layout=layout, policy=policy, block_size=8, num_blocks=num_blocks)
     blocks, draw = BlockManager(pools, NUM_ROWS, MAX_LEN), random.Random(1)
     room, seen, held = Room(blocks, MAX_LEN, CHUNK), set(), []
     for i in range(200):
