@@ -20,9 +20,10 @@ from blockstride.models.distributed.engine_processes import EngineProcesses
 from blockstride.models.distributed.fleet import Fleet, Role
 from blockstride.models.distributed.launcher import Launcher
 from blockstride.models.distributed.letters import Draining, Ended, Joins, Wake
+from blockstride.models.distributed.load import Load
 from blockstride.models.distributed.local_ranks import LocalLauncher
 from blockstride.models.distributed.membership import Membership
-from blockstride.models.distributed.messages import Ask, Failed, Held, Load, Progress
+from blockstride.models.distributed.messages import Ask, Failed, Held, Progress
 from blockstride.models.distributed.pipes import Inbox, Letter
 from blockstride.models.distributed.requests import Requests
 from blockstride.models.engine import (

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from blockstride.models.distributed.known_prefixes import KnownPrefixes
 from blockstride.models.distributed.launcher import Launcher, Team
 from blockstride.models.distributed.letters import Draining, Ended
-from blockstride.models.distributed.messages import Close, Load, Setup
+from blockstride.models.distributed.load import Load
+from blockstride.models.distributed.messages import Close, Setup
 from blockstride.models.distributed.pipes import Inbox, Outbox
 
 CLOSE_SECONDS = 10.0

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockstride.models.distributed.life import ENGINE, Act, Event, State
+from blockstride.models.distributed.load import Load
 from blockstride.models.distributed.messages import (
     GroupBlocks,
     Held,
     Hold,
-    Load,
     Outcome,
     Progress,
     Read,

@@ -11,12 +11,12 @@ from blockstride.models.distributed.jobs import Jobs
 from blockstride.models.distributed.launcher import START_SECONDS
 from blockstride.models.distributed.letters import Ended, Wake
 from blockstride.models.distributed.life import Event
+from blockstride.models.distributed.load import Load
 from blockstride.models.distributed.messages import (
     Ask,
     Beat,
     Close,
     Failed,
-    Load,
     Outcome,
     Peer,
     Ready,

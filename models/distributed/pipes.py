@@ -10,7 +10,8 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from blockstride.models.distributed.letters import Ended
-from blockstride.models.distributed.messages import Beat, Load
+from blockstride.models.distributed.load import Load
+from blockstride.models.distributed.messages import Beat
 
 
 class Letter(NamedTuple):

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from blockstride.models.distributed import Deployment
-from blockstride.models.distributed.messages import Load
+from blockstride.models.distributed.load import Load
 
 MILLISECONDS = (1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 400, 500, 750)
 SHORT = (*(ms / 1000 for ms in MILLISECONDS), 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
