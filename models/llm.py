@@ -24,6 +24,7 @@ from blockstride.models.engine import Engine, EngineConfig, EngineReport, Sampli
 from blockstride.models.engine.sampling import answers
 from blockstride.models.engine_arguments import Configs, read_engines
 from blockstride.models.engine_loop import EngineLoop
+from blockstride.models.fingerprint import model_fingerprint
 from blockstride.models.generation import Batch, Completion, Completions, Generation, Stream
 from blockstride.models.generation_defaults import default_params
 from blockstride.models.hub import find_checkpoint
@@ -114,9 +115,10 @@ class LLM:
         self.default_params = params
         if engines.launcher is None:
             (config,) = engines.decode
+            fingerprint = model_fingerprint(checkpoint.path) if config.file_cache else ""
             with compiled_beside(checkpoint.config, device, is_here=True) as compiling:
                 model = load_model(checkpoint, config, dtype=dtype, device=device)
-                self.engine = Engine(model, config)
+                self.engine = Engine(model, config, fingerprint=fingerprint)
                 compiling.help()
                 self.engine.warm_up()
         else:

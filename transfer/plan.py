@@ -48,8 +48,9 @@ class EngineTransferPlan:
         Raises:
             ValueError: Block ids that can't be right; nothing is computed before all are checked.
         """
-        check_blocks("local", self.local, request.num_tokens, request.local)
-        check_blocks("remote", self.remote, request.num_tokens, request.remote)
+        num_tokens, has_states = request.num_tokens, request.has_states
+        check_blocks("local", self.local, num_tokens, request.local, has_states)
+        check_blocks("remote", self.remote, num_tokens, request.remote, has_states)
         return tuple(peer.read(request) for peer in self.peers)
 
     def report(self, num_tokens: int) -> TransferReport:

@@ -57,7 +57,8 @@ def prove(
     period = lcm(_span(local), _span(remote))
     num_tokens = min(period, _tokens_that_fit(local, remote, *areas))
     tables = [_last_blocks(info, num_tokens) for info in (local, remote)]
-    request = TransferRequest(num_tokens, *([BlockIds(ids) for ids in table] for table in tables))
+    mine, theirs = ([BlockIds(ids) for ids in table] for table in tables)
+    request = TransferRequest(num_tokens, mine, theirs)
     check_blocks("local", local, num_tokens, request.local)
     check_blocks("remote", remote, num_tokens, request.remote)
     needed = _fields(local, local_rank, tables[0], num_tokens)

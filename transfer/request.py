@@ -70,15 +70,21 @@ class TransferRequest:
         num_tokens: Tokens of the sequence whose cache is handed over, those present included.
         local: Block ids to fill, one entry for each group of the local engine.
         remote: Block ids to read, one entry for each group of the remote engine.
+        has_states: Whether it hands over states as well.
     """
 
     num_tokens: int
     local: Sequence[BlockIds]
     remote: Sequence[BlockIds]
+    has_states: bool = True
 
 
 def check_blocks(
-    side: str, info: EngineTransferInfo, num_tokens: int, groups: Sequence[BlockIds]
+    side: str,
+    info: EngineTransferInfo,
+    num_tokens: int,
+    groups: Sequence[BlockIds],
+    has_states: bool = True,
 ) -> None:
     """Refuses block ids that no transfer may touch.
 
@@ -87,6 +93,7 @@ def check_blocks(
         info: The engine whose ids they are.
         num_tokens: Tokens of the sequence.
         groups: The ids.
+        has_states: Whether there must be states.
 
     Raises:
         TypeError: A list where `BlockIds` are meant.
@@ -111,7 +118,8 @@ def check_blocks(
             few = 0 <= blocks.present < span
             expect(few, name, f"fewer than {span} tokens present", blocks.present)
         else:
-            expect(len(ids) > 0 or num_tokens == 0, name, "at least one state", "none")
+            has_enough = len(ids) > 0 or num_tokens == 0 or not has_states
+            expect(has_enough, name, "at least one state", "none")
         pool = 0 if info.policy == "unified" else index
         if len(ids):
             low, high, count = int(ids.min()), int(ids.max()), info.num_blocks[pool]

@@ -123,11 +123,33 @@ def _add_caches(caches: Any, defaults: EngineConfig) -> None:
     )
     caches.add_argument("--conv-order", default="DS", help=f"DS or SD convolution states {default}")
     add_prefix_caching(caches)
+    caches.add_argument(
+        "--host-cache-mib",
+        type=positive,
+        help="host memory of each rank for prefixes that its caches have no room for (none)",
+    )
+    caches.add_argument(
+        "--file-cache",
+        default="",
+        metavar="FOLDER",
+        help="keep prefixes in files there, for other processes and other times",
+    )
+    caches.add_argument(
+        "--file-cache-mib",
+        type=positive,
+        default=defaults.file_cache_bytes >> 20,
+        help=f"what these files may take {default}",
+    )
 
 
 def engine_names(args: argparse.Namespace) -> dict[str, str]:
     """What the user types, for arguments of other names."""
-    names = {"tp_size": "--tp", "cache_bytes": "--cache-mib"}
+    names = {
+        "tp_size": "--tp",
+        "cache_bytes": "--cache-mib",
+        "host_cache_bytes": "--host-cache-mib",
+        "file_cache_bytes": "--file-cache-mib",
+    }
     for role, engines in (("prefill", args.prefill or ()), ("decode", args.decode or ("",))):
         for i, text in enumerate(engines):
             typed = {part.partition("=")[0].strip() for part in text.split(",")}
@@ -161,6 +183,9 @@ def load_llm(args: argparse.Namespace, folder: Path, *, in_process: bool = True)
         conv_order=args.conv_order,
         tp_size=args.tp,
         prefix_caching=args.prefix_caching,
+        host_cache_bytes=args.host_cache_mib and args.host_cache_mib << 20,
+        file_cache=args.file_cache,
+        file_cache_bytes=args.file_cache_mib << 20,
     )
     on = None if args.on is None else find_launcher(args.on, args.rank_cpus)
     options = {"dtype": args.dtype, "device": args.device, "on": on, "restarts": args.restarts}

@@ -33,6 +33,7 @@ from blockstride.models.commands.sampling_options import (
     given_sampling,
 )
 from blockstride.models.engine import EngineReport
+from blockstride.models.engine.prefix_store import PrefixStats
 from blockstride.models.hub import find_checkpoint
 from blockstride.models.llm import LLM
 
@@ -167,10 +168,24 @@ def _add_engine(table: Table, report: EngineReport) -> None:
         hits = f"{prefixes.hit_tokens} of {prefixes.asked_tokens} tokens"
         kept = f"{prefixes.kept_states} states kept, {prefixes.evicted_blocks} blocks evicted"
         table.add_row("known prefixes", f"{hits}; {kept}")
+        if prefixes.unread_tokens:
+            table.add_row("known, and not read", f"{prefixes.unread_tokens} tokens")
+        _add_tiers(table, prefixes)
     for layout in report.pools:
         kinds = ", ".join(dict.fromkeys(placement.group.spec.kind for placement in layout.groups))
         blocks = f"{layout.num_blocks - 1} blocks of {layout.block_bytes:,} bytes"
         table.add_row(f"pool of {kinds}", f"{layout.layout}, {blocks}")
+
+
+def _add_tiers(table: Table, prefixes: PrefixStats) -> None:
+    """What came back from host memory and files, where there are any."""
+    if prefixes.demoted_blocks or prefixes.host_tokens:
+        moved = f"{prefixes.demoted_blocks} blocks moved there, {prefixes.host_tokens} tokens back"
+        table.add_row("host memory", f"{moved}, {prefixes.host_bytes / 1e6:.1f} MB kept")
+    if prefixes.file_bytes or prefixes.file_tokens or prefixes.damaged_files:
+        damaged = f", {prefixes.damaged_files} damaged" if prefixes.damaged_files else ""
+        size = f"{prefixes.file_bytes / 1e6:.1f} MB kept{damaged}"
+        table.add_row("files", f"{prefixes.file_tokens} tokens loaded, {size}")
 
 
 def _add_hand_overs(table: Table, report: EngineReport) -> None:

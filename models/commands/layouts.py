@@ -34,7 +34,7 @@ from blockstride.models.commands.cache_dtypes import (
 from blockstride.models.commands.output import Output
 from blockstride.models.commands.values import whole
 from blockstride.models.engine import EngineConfig
-from blockstride.models.engine.pools import kept_states
+from blockstride.models.engine.pools import states_to_keep
 from blockstride.models.families import cache_specs
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -106,7 +106,7 @@ def _plan(
         memory_bytes=_nbytes(args.memory),
         kernel_block_size=args.kernel_block_size,
         num_seqs=args.num_seqs,
-        kept_states=kept_states(args.num_seqs, args.prefix_caching),
+        kept_states=states_to_keep(args.num_seqs, args.prefix_caching),
         tp_size=args.tp,
     )
 

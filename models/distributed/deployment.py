@@ -96,12 +96,13 @@ class Deployment:
         expect(is_known, "transfer", f"settings, or one of {', '.join(ways)}", repr(transfer))
         expect(timeout_seconds > 0, "timeout_seconds", "more than 0", timeout_seconds)
         restarts = whole(restarts, "restarts", 0, "a number of engines")
+        has_files = any(config.file_cache for config in (*prefill, *decode))
         shared = {
             "path": str(Path(path).absolute()),
             "dtype": dtype,
             "transfer": _shared_settings(transfer) if prefill else None,
             # once for all ranks, and before anything is begun that would have to be ended
-            "model_fingerprint": model_fingerprint(path) if prefill else "",
+            "model_fingerprint": model_fingerprint(path) if prefill or has_files else "",
         }
         self._inbox, self._process = Inbox(), os.getpid()
         launcher = LocalLauncher() if launcher is None else launcher

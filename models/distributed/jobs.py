@@ -157,11 +157,12 @@ class Jobs:
         """How much there is to do, and what was done."""
         engine, scheduler = self._engine, self._engine.scheduler
         active = [*scheduler.running, *scheduler.arriving]
+        waiting = [*scheduler.waiting, *scheduler.aside]
         known = scheduler.prefixes and scheduler.prefixes.stats
         return Load(
             num_running=len(active),
-            num_waiting=len(scheduler.waiting),
-            queued_tokens=sum(each.num_uncached for each in (*active, *scheduler.waiting)),
+            num_waiting=len(waiting),
+            queued_tokens=sum(each.num_uncached for each in (*active, *waiting)),
             num_free=engine.blocks.num_free,
             num_blocks=tuple(pool.layout.num_blocks - 1 for pool in engine.pools),
             room=self._room.num_tokens,

@@ -29,6 +29,9 @@ from blockstride.models.distributed.pipes import Inbox, Letter, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, EngineReport
+from blockstride.models.engine.engine import FLUSH_SECONDS
+from blockstride.models.engine.tiers import Tiers
+from blockstride.models.engine.tiers.commands import TierDone
 from blockstride.models.hybrid_model import HybridModel
 
 LOAD_SECONDS = 0.1
@@ -51,7 +54,9 @@ class Leader:
     ) -> None:
         self._setup, self._ranks = setup, ranks
         self._inbox, self._front_end = inbox, front_end
-        self.engine = Engine(model, setup.config, ranks)
+        self.engine = Engine(model, setup.config, ranks, setup.model_fingerprint)
+        if self.engine.tiers is not None:
+            self.engine.tiers.on_change = lambda: inbox.put(0, Wake())
         if setup.transfer is not None:
             ranks.transfers = RankTransfers(
                 setup, setup.transfer, model, self.engine.pools, lambda: inbox.put(0, Wake())
@@ -104,7 +109,21 @@ class Leader:
                 if monotonic() - self._load_told >= LOAD_SECONDS:
                     self._tell_load()
             self._pulse.finished_work()
+        if self.engine.tiers is not None:
+            self._flush(self.engine.tiers)
+            self.engine.tiers.close()
         self._ranks.close()
+
+    def _flush(self, tiers: Tiers) -> None:
+        """Has all ranks write files of what the engine knows."""
+
+        def wait(seconds: float) -> None:
+            letter = self._inbox.take(seconds)
+            if letter is not None and isinstance(letter.message, TierDone):
+                tiers.on_done(letter.message)
+            tiers.poll()
+
+        tiers.flush(FLUSH_SECONDS, wait)
 
     def _next_letter(self) -> Letter | None:
         """Waits for one when there is nothing to compute before it comes."""
@@ -129,6 +148,9 @@ class Leader:
                     self._jobs.on_rank(event)
             case Outcome() | Settled():
                 self._jobs.on_rank(message)
+            case TierDone():
+                assert self.engine.tiers is not None, "all ranks have tiers or none"
+                self.engine.tiers.on_done(message)
             case Ask():
                 self._front_end.send(self._report())
             case Close():

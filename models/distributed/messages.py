@@ -41,7 +41,7 @@ class Setup(Struct, frozen=True):
         folder: Where the ranks of an engine find each other.
         transfer: How it hands sequences over; None: it doesn't.
         timeout_seconds: After how long without a heartbeat a process is given up.
-        model_fingerprint: What its caches are told apart by; "" when it hands nothing over.
+        model_fingerprint: What its caches are told apart by; "" when they stay within the engine.
         log_level: What it says on standard error.
         log_format: In which form; None: as a line that begins with its name.
         rank: Its tensor-parallel rank; rank 0 leads the others.

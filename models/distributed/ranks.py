@@ -24,6 +24,7 @@ from blockstride.models.distributed.messages import (
     Setup,
 )
 from blockstride.models.distributed.rank_transfers import Command, RankTransfers
+from blockstride.models.engine.tiers.commands import TierCommand
 from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.loading import load_model
 from blockstride.models.parallel import TensorParallel
@@ -111,6 +112,10 @@ class Ranks:
     def poison(self, blocks: Sequence[Sequence[int]]) -> None:
         """Has followers poison freed blocks."""
         self._send(Poison(blocks))
+
+    def tier(self, command: TierCommand) -> None:
+        """Has followers move blocks between their pools, host memory and files."""
+        self._send(command)
 
     def tell(self, command: Command) -> None:
         """Has all ranks do their part of a hand-over."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Thread
 from time import sleep
+from typing import Any
 
 import torch
 
@@ -36,7 +37,9 @@ from blockstride.models.distributed.messages import (
 from blockstride.models.distributed.pipes import Inbox, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks, join_ranks, load_rank
+from blockstride.models.engine import tiers as engine_tiers
 from blockstride.models.engine.pools import make_pools
+from blockstride.models.engine.tiers.commands import TierCommand
 from blockstride.models.logs import log_to_stderr
 
 PARENT = "parent"
@@ -101,6 +104,10 @@ def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
         transfers = RankTransfers(
             setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Wake())
         )
+    tiers = None
+    if setup.config.has_tiers:
+        whose = setup.config, model.parallel, setup.model_fingerprint
+        tiers = engine_tiers.RankTiers(pools, model.cache_specs(), *whose, leader.send)
     leader.send(Ready((transfers.address if transfers else "",)))
     pulse = Pulse(setup.timeout_seconds, leader.send)
     pulse.start()
@@ -123,10 +130,12 @@ def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
             case Close():
                 break
             case command:
-                assert transfers is not None, "hand-overs are set up on all ranks or none"
-                transfers.do(command)
-    if transfers is not None:
-        transfers.close()
+                part: Any = tiers if isinstance(command, TierCommand) else transfers
+                assert part is not None, "all ranks have it or none"
+                part.do(command)
+    for part in (transfers, tiers):
+        if part is not None:
+            part.close()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
+from os import PathLike, fspath
 
 import numpy as np
 
+from blockstride.checks import expect
 from blockstride.layouts import KVCacheLayout
 from blockstride.layouts.groups import check_policy
 from blockstride.models.engine.values import expect_type, whole
+
+PASSING_BYTES = 1 << 28
+"""Host memory that files pass through, where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class EngineConfig:
         max_len: Most tokens of a request; what the model and the cache allow when None.
         tp_size: Tensor-parallel ranks, each a process.
         prefix_caching: Whether what one request has computed serves others that begin alike.
+        host_cache_bytes: Host memory of each rank for prefixes that its pools have no room for;
+            none when None, but for what files pass through.
+        file_cache: Folder of files that prefixes are kept in, for other processes and other times;
+            "" for none.
+        file_cache_bytes: Most bytes of these files.
         poison: Debugging mode: fill what no kernel may read with NaN.
 
     Raises:
@@ -56,6 +66,9 @@ class EngineConfig:
     max_len: int | None = None
     tp_size: int = 1
     prefix_caching: bool = True
+    host_cache_bytes: int | None = None
+    file_cache: str = ""
+    file_cache_bytes: int = 1 << 34
     poison: bool = False
 
     def __post_init__(self) -> None:
@@ -64,12 +77,26 @@ class EngineConfig:
             object.__setattr__(self, field.name, checked)
         KVCacheLayout.parse(self.layout)
         check_policy(self.policy)
+        is_sound = self.prefix_caching or not self.has_tiers
+        expect(is_sound, "prefix_caching", "True with a host or file cache", False)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether prefixes are kept outside of the pools."""
+        return self.host_bytes > 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of each rank for prefixes."""
+        return self.host_cache_bytes or (PASSING_BYTES if self.file_cache else 0)
 
 
 def _checked(name: str, value: object, default: object) -> object:
     """A value of the type that its default has; where that is None, a number or None."""
-    if isinstance(value, KVCacheLayout) and name == "layout":
-        return value.order
+    if name == "layout" and isinstance(value, KVCacheLayout):
+        value = value.order
+    if name == "file_cache" and isinstance(value, PathLike):
+        value = fspath(value)
     if isinstance(default, str):
         expect_type(value, name, str, "a name")
         return value

@@ -16,6 +16,7 @@ from blockstride.checks import expect
 from blockstride.layouts.accounting import tokens_that_fit
 from blockstride.layouts.poison import poison_blocks
 from blockstride.models.batch import StepBatch
+from blockstride.models.engine import tiers
 from blockstride.models.engine.batching import make_batch
 from blockstride.models.engine.block_manager import BlockManager
 from blockstride.models.engine.config import EngineConfig
@@ -30,9 +31,16 @@ from blockstride.models.engine.sampler import sample
 from blockstride.models.engine.sampling import SamplingParams
 from blockstride.models.engine.scheduler import Scheduled, Scheduler
 from blockstride.models.engine.step_timer import StepTimer
+from blockstride.models.engine.tiers.commands import TierCommand
 from blockstride.models.engine.token_logprobs import TokenLogprobs
 from blockstride.models.engine.warm_up import warm_up_batches
 from blockstride.models.hybrid_model import HybridModel
+
+FLUSH_SECONDS = 8.0
+"""Time for writing files at the end."""
+
+TIER_SECONDS = 0.05
+"""How long a step with nothing to compute waits for a tier."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,9 @@ class Followers(Protocol):
     def poison(self, blocks: Sequence[Sequence[int]]) -> None:
         """Has them poison freed blocks of each pool."""
 
+    def tier(self, command: TierCommand) -> None:
+        """Has them move blocks between their pools, host memory and files."""
+
 
 class Engine:
     """Runs requests on one model with continuous batching over paged caches.
@@ -66,6 +77,7 @@ class Engine:
         model: The model, or rank 0's part of it; its mixers are bound to pools made here.
         config: Layout, policy, sizes.
         followers: The other ranks; None when there are none.
+        fingerprint: That of the model; of use where there is a file cache.
 
     Attributes:
         capacity: Most tokens of one sequence that the caches hold.
@@ -79,6 +91,7 @@ class Engine:
         model: HybridModel,
         config: EngineConfig | None = None,
         followers: Followers | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.config = config = config or EngineConfig()
         self.model = model
@@ -108,7 +121,17 @@ class Engine:
             PrefixCache(self.blocks) if config.prefix_caching else None,
         )
         self._ids = count()
+        self.tiers = self._make_tiers(fingerprint)
         model.bind(self.pools)
+
+    def _make_tiers(self, fingerprint: str) -> tiers.EngineTiers | None:
+        prefixes, followers = self.scheduler.prefixes, self._followers
+        if prefixes is None or not self.config.has_tiers:
+            return None
+        tell = (lambda command: None) if followers is None else followers.tier
+        made = self.model, self.pools, self.config, prefixes, self.max_len, fingerprint, tell
+        self.scheduler.tiers = found = tiers.EngineTiers(*made)
+        return found
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Queues a request.
@@ -165,7 +188,10 @@ class Engine:
         """Makes a step that waits return; no step of this engine waits."""
 
     def close(self) -> None:
-        """Ends what runs beside this process; this engine has nothing there."""
+        """Ends what runs beside this engine, after files are written of what it knows."""
+        if self.tiers is not None:
+            self.tiers.flush(FLUSH_SECONDS)
+            self.tiers.close()
 
     @property
     def has_work(self) -> bool:
@@ -185,7 +211,12 @@ class Engine:
                 the next step computes the same requests again, from their first tokens.
         """
         self._timer.start()
+        if self.tiers is not None:
+            self.scheduler.resume(self.tiers.poll())
         step = self.scheduler.schedule()
+        if not step and self.tiers is not None and self._followers is None:
+            # nobody else says when something has come
+            self.scheduler.resume(self.tiers.poll(TIER_SECONDS))
         try:
             return self._run(step) if step else []
         except BaseException:
@@ -249,6 +280,8 @@ class Engine:
         preemptions, free = self.scheduler.num_preemptions, self.blocks.num_free
         prefixes = self.scheduler.prefixes
         found = None if prefixes is None else prefixes.stats
+        if self.tiers is not None:
+            self.tiers.report()
         return EngineReport(self.stats, preemptions, free, layouts, prefixes=found)
 
     def release(self, request_id: int) -> None:

@@ -25,13 +25,16 @@ after its prompt, after its answer."""
 logger = logging.getLogger(__name__)
 
 
-def kept_states(num_seqs: int, prefix_caching: bool) -> int:
+def states_to_keep(num_seqs: int, prefix_caching: bool) -> int:
     """States of a layer that an engine makes room for beyond those of requests that run."""
     return STATES_A_REQUEST * num_seqs if prefix_caching else 0
 
 
 def plan_model_pools(
-    specs: Mapping[str, CacheSpec], config: EngineConfig, parallel: TensorParallel
+    specs: Mapping[str, CacheSpec],
+    config: EngineConfig,
+    parallel: TensorParallel,
+    kept_states: int | None = None,
 ) -> tuple[PoolLayout, ...]:
     """Where one rank of a model caches what.
 
@@ -39,10 +42,14 @@ def plan_model_pools(
         specs: The caches of the whole model.
         config: Its engine.
         parallel: The rank.
+        kept_states: States that there is room for beyond those of requests that run; None: as many
+            as `states_to_keep` says.
 
     Raises:
         ValueError: Sizes that can't work together; the message names one.
     """
+    if kept_states is None:
+        kept_states = states_to_keep(config.max_num_seqs, config.prefix_caching)
     try:
         return plan_pools(
             specs,
@@ -53,7 +60,7 @@ def plan_model_pools(
             num_blocks=config.num_blocks,
             kernel_block_size=config.kernel_block_size,
             num_seqs=config.max_num_seqs,
-            kept_states=kept_states(config.max_num_seqs, config.prefix_caching),
+            kept_states=kept_states,
             tp_rank=parallel.rank,
             tp_size=parallel.size,
         )

@@ -52,7 +52,7 @@ class PrefixCache:
         if request.scores_prompt:
             # so are all of a prompt whose tokens are to be told the scores of
             known = min(known, len(request.prompt_logprobs))
-        start = self._resumable(match, known)
+        start = self.store.resumable_of(match, known)
         has_states = bool(self.store.state_groups)
         request.keep_after = [*([known] if has_states and start < known else []), len(tokens)]
         self.store.on_match(match, start)
@@ -64,6 +64,10 @@ class PrefixCache:
         self.stats.hit_tokens += start
         return True
 
+    def tokens_of(self, request: Request) -> Tokens:
+        """All tokens of a request that are known."""
+        return _tokens(request, request.num_tokens)
+
     def awaits(self, request: Request, running: Iterable[Request]) -> bool:
         """Whether a request had better begin when another has computed what both begin with.
 
@@ -74,7 +78,7 @@ class PrefixCache:
         if request.scores_prompt or not prompts:
             return False
         match = self.store.tree.match(request.prompt, salt)
-        known = self._resumable(match, len(request.prompt) - 1)
+        known = self.store.resumable_of(match, len(request.prompt) - 1)
         for other in (each for each in prompts if each.params.cache_salt == salt):
             common = common_length(other.prompt, request.prompt[:-1])
             if common >= known + WORTH_WAITING and common > other.num_cached:
@@ -116,14 +120,6 @@ class PrefixCache:
     def on_arrived(self, request: Request) -> None:
         """Keeps the tokens of a request that has been filled from elsewhere, while it runs."""
         self._insert(request, request.num_cached, None, "prompt")
-
-    def _resumable(self, match: Match, most: int) -> int:
-        """Tokens of a match after which a sequence can go on."""
-        most = min(match.length, most)
-        ends = [node.stop for node in match.path if node.states is not None and node.stop <= most]
-        if not self.store.state_groups:
-            ends.append(most)
-        return next((end for end in reversed(ends) if self.store.has_windows(match, end)), 0)
 
     def _lend(self, request: Request, match: Match, start: int, shared: int) -> bool:
         """Fills a request's tables; undoes it where its first token finds no room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -30,6 +30,12 @@ class PrefixStats:
         unread_tokens: Tokens that needn't be read from another engine, as they were here.
         kept_states: Tokens after which states were kept.
         evicted_blocks: Blocks that made room for others.
+        demoted_blocks: Those of them that were copied to host memory.
+        host_tokens: Tokens that were brought back from there,
+        file_tokens: and from files.
+        host_bytes: What host memory keeps, on rank 0,
+        file_bytes: and files, those of other processes among them.
+        damaged_files: Files that could not be used.
     """
 
     asked_tokens: int = 0
@@ -37,6 +43,12 @@ class PrefixStats:
     unread_tokens: int = 0
     kept_states: int = 0
     evicted_blocks: int = 0
+    demoted_blocks: int = 0
+    host_tokens: int = 0
+    file_tokens: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+    damaged_files: int = 0
 
 
 class PrefixStore:
@@ -53,7 +65,10 @@ class PrefixStore:
         token_groups: Groups of the caches that hold tokens,
         state_groups: and those that hold states.
         usefulness: What has become of what was kept.
+        on_evict: Called with a node before it, or its states alone, are evicted.
     """
+
+    on_evict: Callable[[Node], object] | None = None
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
@@ -155,6 +170,28 @@ class PrefixStore:
             self.usefulness.on_used(last.of_tokens)
             self._push(last)
 
+    def resumable(self, tokens: Tokens, salt: str) -> int:
+        """Tokens after which a sequence can go on with what is kept."""
+        match = self.tree.match(tokens, salt)
+        return self.resumable_of(match, match.length)
+
+    def resumable_of(self, match: Match, most: int) -> int:
+        """Tokens of a match, at most so many, after which a sequence can go on."""
+        most = min(match.length, most)
+        ends = [node.stop for node in match.path if node.states is not None and node.stop <= most]
+        if not self.state_groups:
+            ends.append(most)
+        return next((end for end in reversed(ends) if self.has_windows(match, end)), 0)
+
+    def ends(self) -> list[Node]:
+        """All that can be evicted by itself, what was of use last first."""
+        found = [
+            (max(node.of_tokens.last, node.of_states.last), node)
+            for node in self.tree.nodes()
+            if not node.children or (self.state_groups and node.states is not None)
+        ]
+        return [node for _, node in sorted(found, key=lambda pair: -pair[0])]
+
     def has_windows(self, match: Match, length: int) -> bool:
         """Whether the blocks are kept that the token after so many sees in windows."""
         for i, spec in enumerate(self.specs):
@@ -180,6 +217,8 @@ class PrefixStore:
             if found is None or found[0] >= most:
                 return
             _, node, is_states = found
+            if self.on_evict is not None:
+                self.on_evict(node)
             self._drop_states(node)
             if not is_states:
                 self._drop_leaf(node)

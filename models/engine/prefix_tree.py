@@ -45,6 +45,7 @@ class Node:
         children: First token -> a run after this one.
         of_tokens: Uses of its tokens, as the last of a known prefix.
         of_states: Uses of its states.
+        salt: Of a root, who may use what is below it.
         version: Changes with whatever bears on its worth.
     """
 
@@ -57,6 +58,7 @@ class Node:
     of_tokens: Uses = field(default_factory=lambda: Uses("tokens"))
     of_states: Uses = field(default_factory=lambda: Uses("answer"))
     version: int = 0
+    salt: str = ""
 
     @property
     def stop(self) -> int:
@@ -101,8 +103,14 @@ class PrefixTree:
     def root(self, salt: str) -> Node:
         """Where the sequences begin that share a salt."""
         if salt not in self._roots:
-            self._roots[salt] = Node(np.zeros(0, np.int32), 0, None, [], [])
+            self._roots[salt] = Node(np.zeros(0, np.int32), 0, None, [], [], salt=salt)
         return self._roots[salt]
+
+    def salt_of(self, node: Node) -> str:
+        """Who may use what a node has."""
+        while node.parent is not None:
+            node = node.parent
+        return node.salt
 
     def match(self, tokens: Tokens, salt: str = "") -> Match:
         """The longest known prefix of a sequence."""

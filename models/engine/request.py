@@ -40,6 +40,7 @@ class Request:
         num_resumed: `num_cached` when it was last admitted: what others had computed.
         present: Of each group, how many tokens its blocks have that others have filled, before it
             is filled from elsewhere.
+        has_loaded: Whether it has waited for a tier to bring back what it begins with.
         keep_after: Numbers of tokens after which what is in the cache is kept for other requests,
             and at which its steps end therefore, the next first.
         seed: That of `params`, or one of its own.
@@ -63,6 +64,7 @@ class Request:
     num_stored: int = 0
     num_resumed: int = 0
     present: list[int] = field(default_factory=list)
+    has_loaded: bool = False
     keep_after: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None

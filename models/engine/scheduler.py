@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from blockstride.models.engine.admission import Admission
 from blockstride.models.engine.block_manager import BlockManager, Copy
 from blockstride.models.engine.prefix_cache import PrefixCache
 from blockstride.models.engine.request import Request
+
+if TYPE_CHECKING:
+    from blockstride.models.engine.tiers import Tiers
 
 Fetch = Callable[[Request], object]
 
@@ -62,7 +66,11 @@ class Scheduler:
         waiting: Requests that are not admitted, first come first.
         running: Those that can be computed, oldest first.
         arriving: Those that have blocks which are being filled from elsewhere.
+        aside: Those that wait for what they begin with to be brought back from a tier.
+        tiers: Where that is; None where there are none.
     """
+
+    tiers: Tiers | None = None
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.arriving: list[Request] = []
+        self.aside: list[Request] = []
         self.num_preemptions = 0
         self._admission = Admission(blocks, self.prefill_chunk)
         self._fetches: dict[int, Fetch] = {}
@@ -88,7 +97,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is to be computed, now or later."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.aside)
 
     def add(self, request: Request, fetch: Fetch | None = None) -> None:
         """Puts a request at the end of the queue.
@@ -118,6 +127,8 @@ class Scheduler:
         self._fetches.pop(request.request_id, None)
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.aside:
+            self.aside.remove(request)
         else:
             self.detach(request)
             if self.prefixes is not None and request.finish_reason != "error":
@@ -150,6 +161,9 @@ class Scheduler:
             return False
         if fetch is None and self.prefixes and self.prefixes.awaits(request, self.running):
             return False
+        if fetch is None and self.tiers is not None and self.tiers.loads(request):
+            self.aside.append(self.waiting.popleft())
+            return True
         if fetch is not None:
             num_tokens = request.num_tokens - 1
             is_known = self.prefixes is not None and self.prefixes.adopt_tokens(request)
@@ -167,6 +181,13 @@ class Scheduler:
             self.arriving.append(request)
             fetch(request)
         return True
+
+    def resume(self, requests: Sequence[Request]) -> None:
+        """Has requests be admitted next that have waited aside, if they still do."""
+        for request in reversed(requests):
+            if request in self.aside:
+                self.aside.remove(request)
+                self.waiting.appendleft(request)
 
     def schedule(self) -> list[Scheduled]:
         """The next step; empty when there is nothing to compute.

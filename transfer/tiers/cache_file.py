@@ -88,7 +88,8 @@ class CacheFileWriter(_OpenFile):
         engine: The engine that saves.
         num_tokens: Tokens of the sequence.
         num_states: States that each group without tokens keeps.
-        tag: At most 64 KiB for the caller, such as a digest of the tokens.
+        start: Tokens before those that are stored, the first block whole.
+        tag: At most 4 MiB for the caller, such as the tokens.
         save_id: What the writers of this save have in common, and no other save has; "" draws one.
         join: Whether another process has made the file.
 
@@ -96,7 +97,7 @@ class CacheFileWriter(_OpenFile):
         save_id: What others join it by.
 
     Raises:
-        ValueError: No token, no state, a tag that is too long, an engine without a fingerprint of
+        ValueError: No token, a tag that is too long, an engine without a fingerprint of
             its model, or a file to join that is being sealed.
         TypeError: An argument of another type.
         OSError: The file can't be made, or the disk has no room for all of it; then none is left.
@@ -109,6 +110,7 @@ class CacheFileWriter(_OpenFile):
         num_tokens: int,
         num_states: int = 1,
         *,
+        start: int = 0,
         tag: bytes = b"",
         save_id: str = "",
         join: bool = False,
@@ -117,7 +119,7 @@ class CacheFileWriter(_OpenFile):
         expect_type(tag, "tag", bytes)
         expect_type(save_id, "save_id", str)
         expect(bool(save_id) or not join, "save_id", "that of the file to join", "none")
-        sizes = sizes_to_store(engine, num_tokens, num_states)
+        sizes = sizes_to_store(engine, num_tokens, num_states, start)
         canonical = canonical_engine(engine, *sizes)
         super().__init__(canonical, *sizes)
         self.path, self.save_id = Path(path), save_id or token_hex(8)
@@ -235,7 +237,7 @@ class CacheFile(_OpenFile):
             preamble = os.pread(self._descriptor, PREAMBLE.size, 0)
             body = os.pread(self._descriptor, header_bytes(preamble), PREAMBLE.size)
             header, engine = decode(preamble, body)
-            super().__init__(engine, header.num_tokens, header.num_states)
+            super().__init__(engine, header.num_tokens, header.num_states, header.start)
             self._shape = shape_of(header, engine)
             size = os.fstat(self._descriptor).st_size
             if size != self._shape.nbytes:

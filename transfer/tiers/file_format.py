@@ -18,16 +18,16 @@ from msgspec import Meta
 
 from blockstride.checks import expect
 from blockstride.transfer.connector.description import describe, described_engine
-from blockstride.transfer.connector.messages import EngineDescription, Positive, Strict
+from blockstride.transfer.connector.messages import Count, EngineDescription, Positive, Strict
 from blockstride.transfer.engine_info import EngineTransferInfo
 from blockstride.transfer.tiers.stored_cache import arrange, canonical_engine
 
-MAGIC, VERSION = b"BSTRIDE\0", 2
+MAGIC, VERSION = b"BSTRIDE\0", 3
 PREAMBLE = struct.Struct("<8sIII")
 """Magic word, version, bytes of the header, CRC-32 of the header."""
 
 MAX_HEADER_BYTES = 1 << 26
-MAX_TAG_BYTES = 1 << 16
+MAX_TAG_BYTES = 1 << 22
 CRC_BYTES = 4
 ALIGNMENT = 4096
 
@@ -44,6 +44,7 @@ class Header(Strict, frozen=True):
         num_ranks: Ranks of the engine that saved.
         num_tokens: Tokens of the sequence.
         num_states: States that each group without tokens keeps.
+        start: Tokens before those that are stored.
         tag: What the caller wants to know of the sequence; nothing here reads it.
         checksums: CRC-32 of each block, pool after pool, 4 bytes each, the lowest first.
     """
@@ -51,7 +52,8 @@ class Header(Strict, frozen=True):
     engine: EngineDescription
     num_ranks: Positive
     num_tokens: Positive
-    num_states: Positive
+    num_states: Count
+    start: Count
     tag: Annotated[bytes, Meta(max_length=MAX_TAG_BYTES)]
     checksums: Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)]
 
@@ -82,13 +84,18 @@ class FileShape(NamedTuple):
 
 
 def blank_header(
-    engine: EngineTransferInfo, canonical: EngineTransferInfo, tokens: int, states: int, tag: bytes
+    engine: EngineTransferInfo,
+    canonical: EngineTransferInfo,
+    tokens: int,
+    states: int,
+    start: int,
+    tag: bytes,
 ) -> Header:
     """The header of a file before its checksums are known, which is as long as the final one."""
     expect(len(tag) <= MAX_TAG_BYTES, "tag", f"at most {MAX_TAG_BYTES} bytes", len(tag))
     num_blocks = sum(count - 1 for count in canonical.num_blocks)
     blank = bytes(CRC_BYTES * num_blocks)
-    return Header(describe(canonical), engine.world_size, tokens, states, tag, blank)
+    return Header(describe(canonical), engine.world_size, tokens, states, start, tag, blank)
 
 
 def shape_of(header: Header, engine: EngineTransferInfo) -> FileShape:
@@ -142,7 +149,7 @@ def decode(preamble: bytes, body: bytes) -> tuple[Header, EngineTransferInfo]:
     try:
         header = msgspec.msgpack.decode(body, type=Header)
         engine = described_engine(header.engine)
-        canonical = canonical_engine(engine, header.num_tokens, header.num_states)
+        canonical = canonical_engine(engine, header.num_tokens, header.num_states, header.start)
         alike = describe(canonical) == header.engine
         expect(alike, "engine", "one of one rank with as many blocks as it needs", "another")
         num_blocks = sum(count - 1 for count in canonical.num_blocks)

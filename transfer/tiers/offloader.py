@@ -134,17 +134,21 @@ class Offloader:
         expect_type(store, "store", StoredCache)
         expect_plannable(store.engine, self.engine)
         plan = plan_transfer(store.engine, 0, self.engine)
-        request = TransferRequest(store.num_tokens, store.blocks, blocks)
+        has_states = store.num_states > 0
+        request = TransferRequest(store.num_tokens, store.blocks, blocks, has_states)
         with store.writing(self.rank):
             return self._run("WRITE", plan, request, "remote", store.place)
 
-    def read(self, store: StoredCache, blocks: Sequence[BlockIds]) -> Moved:
+    def read(
+        self, store: StoredCache, blocks: Sequence[BlockIds], num_tokens: int | None = None
+    ) -> Moved:
         """Fills blocks of this rank from a stored sequence.
 
         Args:
             store: What is stored; no byte is read unless all of it is whole.
             blocks: The blocks to fill, a table for each group of the engine; blocks before the
-                first of a table are present already.
+                first of a table are present already. No states: none are wanted.
+            num_tokens: Tokens that are wanted, of a cache without windows; None: all of them.
 
         Raises:
             ValueError: A store that isn't whole or holds another model's caches, or block ids that
@@ -155,7 +159,10 @@ class Offloader:
         expect_type(store, "store", StoredCache)
         expect_plannable(store.engine, self.engine)
         plan = plan_transfer(self.engine, self.rank, store.engine)
-        request = TransferRequest(store.num_tokens, blocks, store.blocks)
+        count = store.num_tokens if num_tokens is None else whole(num_tokens, "num_tokens", 1)
+        groups = zip(self.engine.groups, blocks, strict=True)
+        has_states = any(len(each.ids) for group, each in groups if not group.spec.has_tokens)
+        request = TransferRequest(count, blocks, store.first_blocks(count), has_states)
         store.expect_readable()
         return self._run("READ", plan, request, "local", store.place)
 

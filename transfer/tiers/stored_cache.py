@@ -29,43 +29,55 @@ CANONICAL_LAYOUT = KVCacheLayout("BHLNC")
 CANONICAL_ID = "stored cache"
 
 
-def stored_blocks(group: CacheGroup, block_size: int, num_tokens: int, num_states: int) -> range:
+def stored_blocks(
+    group: CacheGroup, block_size: int, num_tokens: int, num_states: int, start: int = 0
+) -> range:
     """Positions of a group's blocks that are stored: those that must live, or one a state."""
     if not group.spec.has_tokens:
         return range(num_states)
-    return group.spec.live_blocks(num_tokens, block_size)
+    live = group.spec.live_blocks(num_tokens, block_size)
+    # the first one whole, where only its last tokens are asked for
+    first = live.stop if start == num_tokens else start // block_size
+    return range(max(live.start, first), live.stop)
 
 
-def sizes_to_store(engine: object, num_tokens: object, num_states: object) -> tuple[int, int]:
-    """Tokens and states of a sequence that is to be stored.
+def sizes_to_store(
+    engine: object, num_tokens: object, num_states: object, start: object = 0
+) -> tuple[int, int, int]:
+    """Tokens and states of a sequence that is to be stored, and the tokens before what is.
 
     Raises:
-        ValueError: No token, no state, or an engine without a fingerprint of its model.
+        ValueError: No token, fewer than no states, more tokens before than there are, or an engine
+            without a fingerprint of its model.
         TypeError: An argument of another type.
     """
     expect_type(engine, "engine", EngineTransferInfo)
     assert isinstance(engine, EngineTransferInfo), "checked above"
     expect_fingerprint(engine)
-    return whole(num_tokens, "num_tokens", 1), whole(num_states, "num_states", 1)
+    tokens, first = whole(num_tokens, "num_tokens", 1), whole(start, "start")
+    expect(first <= tokens, "start", f"at most {tokens}, the tokens", first)
+    return tokens, whole(num_states, "num_states"), first
 
 
 def canonical_engine(
-    engine: EngineTransferInfo, num_tokens: int, num_states: int = 1
+    engine: EngineTransferInfo, num_tokens: int, num_states: int = 1, start: int = 0
 ) -> EngineTransferInfo:
     """The engine of one rank that just holds one sequence of another engine.
 
     Args:
         engine: The other engine, whose specs and block size it has.
         num_tokens: Tokens of the sequence.
-        num_states: States that each group without tokens keeps: 1, and more with snapshots.
+        num_states: States that each group without tokens keeps: 1, more with snapshots, or none.
+        start: Tokens before those that are stored.
 
     Raises:
-        ValueError: No token, or no state.
+        ValueError: No token, fewer than no states, or more tokens before than there are.
     """
     expect(num_tokens > 0, "num_tokens", "at least 1", num_tokens)
-    expect(num_states > 0, "num_states", "at least 1", num_states)
+    expect(num_states >= 0, "num_states", "at least 0", num_states)
+    expect(0 <= start <= num_tokens, "start", f"from 0 to {num_tokens}, the tokens", start)
     groups = group_layers(engine.specs, "split")
-    sizes = engine.block_size, num_tokens, num_states
+    sizes = engine.block_size, num_tokens, num_states, start
     return EngineTransferInfo(
         CANONICAL_ID,
         engine.specs,
@@ -132,20 +144,42 @@ class StoredCache(ABC):
         engine: What `canonical_engine` made of the engine that saved it.
         num_tokens: Tokens of the sequence.
         num_states: States that each group without tokens keeps.
+        start: Tokens before those that are stored.
     """
 
-    def __init__(self, engine: EngineTransferInfo, num_tokens: int, num_states: int) -> None:
+    def __init__(
+        self, engine: EngineTransferInfo, num_tokens: int, num_states: int, start: int = 0
+    ) -> None:
         self.engine, self.num_tokens, self.num_states = engine, num_tokens, num_states
+        self.start = start
 
     @cached_property
     def blocks(self) -> list[BlockIds]:
         """Its blocks, a table for each group of its engine: in order, from 1."""
-        sizes = self.engine.block_size, self.num_tokens, self.num_states
+        sizes = self.engine.block_size, self.num_tokens, self.num_states, self.start
         tables = []
         for group in self.engine.groups:
             positions = stored_blocks(group, *sizes)
             ids = NULL_BLOCK + 1 + np.arange(len(positions), dtype=np.int32)
             tables.append(BlockIds(ids, positions.start))
+        return tables
+
+    def first_blocks(self, num_tokens: int) -> list[BlockIds]:
+        """The blocks of its first tokens, as many as are asked for.
+
+        Raises:
+            ValueError: More tokens than there are, none that are stored, or not all of a window.
+        """
+        most, least = self.num_tokens, min(self.start + 1, self.num_tokens)
+        expect(least <= num_tokens <= most, "num_tokens", f"from {least} to {most}", num_tokens)
+        tables = []
+        for group, blocks in zip(self.engine.groups, self.blocks, strict=True):
+            spec, count = group.spec, len(blocks.ids)
+            if spec.has_tokens and num_tokens < most:
+                is_whole = spec.window is None
+                expect(is_whole, "num_tokens", f"{most}, where windows are stored", num_tokens)
+                count = max(0, -(-num_tokens // self.engine.block_size) - blocks.first)
+            tables.append(BlockIds(blocks.ids[:count], blocks.first))
         return tables
 
     @property

@@ -1,10 +1,11 @@
 """Engines that hand over read, and compute, only what they lack of a sequence."""
 
 from itertools import pairwise
+from time import sleep
 
 import pytest
 
-from blockstride.models.distributed.messages import Stop
+from blockstride.transfer.connector import ConnectorSettings
 from tests.models.distributed.deployments import (
     all_blocks_are_free,
     engine,
@@ -16,6 +17,7 @@ from tests.models.distributed.deployments import (
 )
 
 TRUNK = "In the beginning was the word, and the word was with whoever had it. " * 2
+LEASE_SECONDS = 1.0
 
 
 def moved(llm):
@@ -56,12 +58,13 @@ def test_a_decode_engine_reads_only_what_it_lacks(
     until(lambda: all_blocks_are_free(llm))
 
 
-@pytest.mark.parametrize("fault", ["dies", "holds nothing any more"])
+@pytest.mark.parametrize("fault", ["dies", "holds it no longer"])
 @pytest.mark.parametrize("transfer", ["pull", "push"])
 def test_what_is_read_in_part_and_does_not_arrive_is_computed_beyond_what_is_here(
     deploy, reference, transfer, fault, monkeypatch
 ):
-    llm = deploy(reference.path, prefill=engine(), decode=engine(block_size=32), transfer=transfer)
+    settings = ConnectorSettings(push=transfer == "push", lease_seconds=LEASE_SECONDS)
+    llm = deploy(reference.path, prefill=engine(), decode=engine(block_size=32), transfer=settings)
     chat = llm.tokenizer.encode(TRUNK).ids
     first = llm.engine.add_request(chat, greedy(9))
     while llm.engine.has_work:
@@ -74,7 +77,7 @@ def test_what_is_read_in_part_and_does_not_arrive_is_computed_beyond_what_is_her
         if fault == "dies":
             kill(source)
         else:
-            source.tell(Stop(request_id))
+            sleep(2 * LEASE_SECONDS)
         on_held(holder, request_id)
 
     monkeypatch.setattr(llm.engine._requests, "on_held", fail_first)
@@ -87,3 +90,24 @@ def test_what_is_read_in_part_and_does_not_arrive_is_computed_beyond_what_is_her
     # its own answer to the first, and what was before it, but for the last token
     assert report.prefixes.unread_tokens == report.prefixes.hit_tokens == len(chat) - 13
     until(lambda: all_blocks_are_free(llm))
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_engines_of_other_ranks_load_what_one_has_written(deploy, reference, tmp_path, ranks):
+    writing, reading = (
+        {"tp_size": size, "file_cache": tmp_path, "host_cache_bytes": 1 << 22} for size in ranks
+    )
+    llm = deploy(reference.path, decode=engine(**writing, layout="LBNHC"))
+    chat = llm.tokenizer.encode(TRUNK).ids
+    first = llm.engine.add_request(chat, greedy(9))
+    while llm.engine.has_work:
+        llm.engine.step()
+    llm.close()
+    chat = [*chat, *first.output_ids, *chat[:12]]
+    llm = deploy(reference.path, decode=engine(**reading, block_size=48, policy="unified"))
+    second = llm.engine.add_request(chat, greedy(9))
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert second.output_ids == reference.greedy(chat, 9)
+    (report,) = llm.reports()
+    assert report.prefixes.file_tokens == report.prefixes.hit_tokens == len(chat) - 13
