@@ -29,7 +29,6 @@ from blockstride.models.distributed.pipes import Inbox, Letter, LockedPipe
 from blockstride.models.distributed.rank_transfers import RankTransfers
 from blockstride.models.distributed.ranks import Ranks
 from blockstride.models.engine import Engine, EngineReport
-from blockstride.models.engine.engine import FLUSH_SECONDS
 from blockstride.models.engine.tiers import Tiers
 from blockstride.models.engine.tiers.commands import TierDone
 from blockstride.models.hybrid_model import HybridModel
@@ -123,7 +122,7 @@ class Leader:
                 tiers.on_done(letter.message)
             tiers.poll()
 
-        tiers.flush(FLUSH_SECONDS, wait)
+        tiers.flush(wait=wait)
 
     def _next_letter(self) -> Letter | None:
         """Waits for one when there is nothing to compute before it comes."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from blockstride.layouts import KVCachePool
 from blockstride.layouts.poison import poison_blocks
 from blockstride.models.distributed.heartbeat import Pulse
 from blockstride.models.distributed.leader import Leader
@@ -40,6 +41,7 @@ from blockstride.models.distributed.ranks import Ranks, join_ranks, load_rank
 from blockstride.models.engine import tiers as engine_tiers
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.engine.tiers.commands import TierCommand
+from blockstride.models.hybrid_model import HybridModel
 from blockstride.models.logs import log_to_stderr
 
 PARENT = "parent"
@@ -94,6 +96,16 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
+def _tiers_of(
+    setup: Setup, model: HybridModel, pools: Sequence[KVCachePool], leader: LockedPipe
+) -> engine_tiers.RankTiers | None:
+    """A rank's part of the tiers of its engine; None where there are none."""
+    if not setup.config.has_tiers:
+        return None
+    whose = setup.config, model.parallel, setup.model_fingerprint
+    return engine_tiers.RankTiers(pools, model.cache_specs(), *whose, leader.send)
+
+
 def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
     """Runs any rank but 0: it computes what it is told, and does its part of hand-overs."""
     model = load_rank(setup)
@@ -104,10 +116,7 @@ def follow(setup: Setup, inbox: Inbox, leader: LockedPipe) -> None:
         transfers = RankTransfers(
             setup, setup.transfer, model, pools, lambda: inbox.put(setup.rank, Wake())
         )
-    tiers = None
-    if setup.config.has_tiers:
-        whose = setup.config, model.parallel, setup.model_fingerprint
-        tiers = engine_tiers.RankTiers(pools, model.cache_specs(), *whose, leader.send)
+    tiers = _tiers_of(setup, model, pools, leader)
     leader.send(Ready((transfers.address if transfers else "",)))
     pulse = Pulse(setup.timeout_seconds, leader.send)
     pulse.start()

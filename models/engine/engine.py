@@ -36,12 +36,6 @@ from blockstride.models.engine.token_logprobs import TokenLogprobs
 from blockstride.models.engine.warm_up import warm_up_batches
 from blockstride.models.hybrid_model import HybridModel
 
-FLUSH_SECONDS = 8.0
-"""Time for writing files at the end."""
-
-TIER_SECONDS = 0.05
-"""How long a step with nothing to compute waits for a tier."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -102,12 +96,8 @@ class Engine:
         layouts = [pool.layout for pool in self.pools]
         self.groups = [group for layout in layouts for group in layout.groups]
         self.capacity = tokens_that_fit(layouts)
-        self.limits = PromptLimits.of(
-            config.max_len,
-            model.config.max_position_embeddings,
-            self.capacity,
-            model.config.vocab_size,
-        )
+        lengths = config.max_len, model.config.max_position_embeddings, self.capacity
+        self.limits = PromptLimits.of(*lengths, model.config.vocab_size)
         self.max_len = self.limits.max_len
         expect(config.max_len != 1, "max_len", "at least 2 tokens", config.max_len)
         enough = self.max_len >= 2
@@ -121,17 +111,11 @@ class Engine:
             PrefixCache(self.blocks) if config.prefix_caching else None,
         )
         self._ids = count()
-        self.tiers = self._make_tiers(fingerprint)
+        self.tiers = self.scheduler.tiers = None
+        if self.scheduler.prefixes is not None and config.has_tiers:
+            made = model, self.pools, config, self.scheduler.prefixes, self.max_len, fingerprint
+            self.tiers = self.scheduler.tiers = tiers.EngineTiers(*made, followers)
         model.bind(self.pools)
-
-    def _make_tiers(self, fingerprint: str) -> tiers.EngineTiers | None:
-        prefixes, followers = self.scheduler.prefixes, self._followers
-        if prefixes is None or not self.config.has_tiers:
-            return None
-        tell = (lambda command: None) if followers is None else followers.tier
-        made = self.model, self.pools, self.config, prefixes, self.max_len, fingerprint, tell
-        self.scheduler.tiers = found = tiers.EngineTiers(*made)
-        return found
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Queues a request.
@@ -190,7 +174,7 @@ class Engine:
     def close(self) -> None:
         """Ends what runs beside this engine, after files are written of what it knows."""
         if self.tiers is not None:
-            self.tiers.flush(FLUSH_SECONDS)
+            self.tiers.flush()
             self.tiers.close()
 
     @property
@@ -211,12 +195,7 @@ class Engine:
                 the next step computes the same requests again, from their first tokens.
         """
         self._timer.start()
-        if self.tiers is not None:
-            self.scheduler.resume(self.tiers.poll())
         step = self.scheduler.schedule()
-        if not step and self.tiers is not None and self._followers is None:
-            # nobody else says when something has come
-            self.scheduler.resume(self.tiers.poll(TIER_SECONDS))
         try:
             return self._run(step) if step else []
         except BaseException:

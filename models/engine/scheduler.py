@@ -195,6 +195,8 @@ class Scheduler:
         It is also empty while the only request lacks blocks that are held for a while: for readers,
         or because something may still write to them.
         """
+        if self.tiers is not None:
+            self.resume(self.tiers.poll())
         self.admit()
         step: list[Scheduled] = []
         budget = self.max_num_batched_tokens
@@ -212,6 +214,9 @@ class Scheduler:
             # the youngest waits with what it has: it loses that only to an older one
             index += 1
         self._admission.on_computed(self.max_num_batched_tokens - budget)
+        if not step and self.tiers is not None:
+            # what has come by then is of the next step
+            self.resume(self.tiers.poll(self.tiers.patience))
         # what others may want comes after what these need
         self._step = [self._with_states_kept(scheduled) for scheduled in step]
         return self._step

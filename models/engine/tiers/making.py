@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blockstride.checks import expect
 from blockstride.layouts import CacheSpec, KVCachePool
@@ -15,6 +16,12 @@ from blockstride.models.engine.tiers.file_index import FileIndex
 from blockstride.models.engine.tiers.rank_tiers import RankTiers
 from blockstride.models.engine.tiers.tiers import Tiers
 from blockstride.models.hybrid_model import HybridModel
+
+if TYPE_CHECKING:
+    from blockstride.models.engine.engine import Followers
+
+STEP_SECONDS = 0.05
+"""How long a step with nothing to compute waits for what a thread of this process does."""
 
 
 class EngineTiers(Tiers):
@@ -27,7 +34,7 @@ class EngineTiers(Tiers):
         cache: The engine's prefixes.
         max_len: Most tokens of a sequence.
         fingerprint: That of the model, by which files are told apart.
-        tell: Tells all other ranks what to do.
+        followers: The other ranks; None: there are none, and nobody else says what comes.
 
     Attributes:
         on_change: Called, on any thread, when rank 0 has done something.
@@ -45,7 +52,7 @@ class EngineTiers(Tiers):
         cache: PrefixCache,
         max_len: int,
         fingerprint: str,
-        tell: Callable[[TierCommand], object],
+        followers: Followers | None,
     ) -> None:
         specs, is_known = model.cache_specs(), bool(fingerprint) or not config.file_cache
         expect(is_known, "fingerprint", "that of the model, for a file cache", "none")
@@ -66,10 +73,13 @@ class EngineTiers(Tiers):
             )
 
         def tell_all(command: TierCommand) -> None:
-            tell(command)
+            if followers is not None:
+                followers.tier(command)
             self._own.do(command)
 
         layouts = [pool.layout for pool in self._own.host]
+        if followers is None:
+            self.patience = STEP_SECONDS
         super().__init__(cache, layouts, max_len, config.tp_size, tell_all, files)
 
     def close(self) -> None:

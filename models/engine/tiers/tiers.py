@@ -35,6 +35,9 @@ WORTH_LOADING = 16
 MOST_JOBS = 64
 """Sequences that are on their way between tiers at once."""
 
+FLUSH_SECONDS = 8.0
+"""Time for writing files at the end."""
+
 FIRST_ID = -(1 << 40)
 """Ids of what moves between tiers, below those of requests and of blocks that are set apart."""
 
@@ -78,7 +81,10 @@ class Tiers:
 
     Attributes:
         store: What host memory has.
+        patience: Seconds for which a step with nothing to compute waits for something.
     """
+
+    patience = 0.0
 
     def __init__(
         self,
@@ -243,7 +249,9 @@ class Tiers:
             holder.release()
         return job.waiting
 
-    def flush(self, seconds: float, wait: Callable[[float], object] | None = None) -> None:
+    def flush(
+        self, seconds: float = FLUSH_SECONDS, wait: Callable[[float], object] | None = None
+    ) -> None:
         """Writes to files what the pools have, what was of use last first, while there is time.
 
         Args:
