@@ -101,7 +101,8 @@ class Marconi:
     def __init__(self, costs: Costs, capacity: float, alpha: float) -> None:
         self.costs, self.capacity, self.alpha = costs, capacity, alpha
         self._root = _Node(np.zeros(0, np.int32), 0, None)
-        self._nodes: set[_Node] = set()
+        # in the order in which they came, which decides between equals
+        self._nodes: dict[_Node, None] = {}
         self._held = 0.0
         self._now = 0
 
@@ -144,7 +145,7 @@ class Marconi:
         node.parent.children[int(node.tokens[0])] = upper
         node.tokens, node.start, node.parent = node.tokens[length:], upper.stop, upper
         upper.children[int(node.tokens[0])] = node
-        self._nodes.add(upper)
+        self._nodes[upper] = None
         return upper
 
     def _add_state(self, node: _Node) -> None:
@@ -165,7 +166,7 @@ class Marconi:
                 return
             leaf = _Node(text[length:], length, node)
             node.children[int(text[length])] = leaf
-            self._nodes.add(leaf)
+            self._nodes[leaf] = None
             self._held += needed
             node = leaf
         self._add_state(node)
@@ -195,13 +196,13 @@ class Marconi:
         assert node.parent is not None
         if not node.children:
             del node.parent.children[int(node.tokens[0])]
-            self._nodes.discard(node)
+            self._nodes.pop(node)
             return
         [child] = node.children.values()
         child.tokens, child.start = np.concatenate([node.tokens, child.tokens]), node.start
         child.parent = node.parent
         node.parent.children[int(child.tokens[0])] = child
-        self._nodes.discard(node)
+        self._nodes.pop(node)
 
 
 def _scaled(values: list[float]) -> np.ndarray:
