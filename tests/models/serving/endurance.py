@@ -27,7 +27,7 @@ from tests.models.serving.servers import KEY, MODEL, Server, until
 
 PROMPTS = [f"{beginning} {i}" for beginning in ("In the beginning", "x" * 90) for i in range(8)]
 LONGEST = 48
-DEADLINE = 120.0
+DEADLINE = 300.0
 GROWTH_BYTES = 100 << 20
 """What allocators and caches of the server may keep."""
 
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kill-every", type=float, default=20.0)
+    parser.add_argument("--deadline", type=float, default=DEADLINE)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     wanted = answers()
@@ -142,12 +143,12 @@ def main() -> None:
         grown = files_and_bytes(server)[1] - size
         running = [pid for pid in server.engines().values() if is_running(pid)]
         assert len(running) == 3, running
-        assert grown < GROWTH_BYTES, grown
-        assert endurance.slowest < DEADLINE
     sys.stdout.write(
         f"{dict(endurance.outcomes)}, {endurance.killed} engines killed, slowest answer "
         f"{endurance.slowest:.1f} s, server grown by {grown / 2**20:.0f} MiB\n"
     )
+    assert grown < GROWTH_BYTES
+    assert endurance.slowest < args.deadline
 
 
 if __name__ == "__main__":
