@@ -16,6 +16,7 @@ from blockstride.dtypes import dtype_name
 from blockstride.layouts import Interval
 from blockstride.models.checkpoint_files import expect_content, find_weights, read_json
 from blockstride.models.language_part import language_part
+from blockstride.models.mapped_file import MappedPages
 from blockstride.models.plain_weights import expect_plain_config, expect_plain_tensors
 
 PLAIN = {"F64", "F32", "F16", "BF16"}
@@ -58,6 +59,7 @@ class Checkpoint:
         for config in (whole, self.config):
             expect_plain_config(self.path, config)
         self._shards = find_weights(self.path)
+        self._pages = MappedPages(set(self.path.glob("*.safetensors")))
         self.unread = set(self._shards)
 
     def end_tokens(self) -> frozenset[int]:
@@ -122,7 +124,9 @@ class Checkpoint:
         """See `tensor`, for one that is there and as it should be."""
         shard = self._shards[name]
         tensor = shard.get_slice(name)[_index(part)] if part else shard.get_tensor(name)
-        return _finite(name, tensor.to(dtype))
+        read = _finite(name, tensor.to(dtype))
+        self._pages.add(tensor)
+        return read
 
     def _instead_of(self, name: str) -> str:
         """What there is where a tensor is not, for a message."""
@@ -181,7 +185,8 @@ class Checkpoint:
         return tokenizer
 
     def close(self) -> None:
-        """Lets go of the shards."""
+        """Lets go of the shards, and of what memory they take."""
+        self._pages.close()
         self._shards = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,13 @@ import torch
 from blockstride.checks import expect
 
 MIB = 1 << 20
-MACHINE, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+MACHINE, OWN_GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+FILES = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where the two versions of control groups say what a group may have, has, and can drop."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -24,10 +31,24 @@ def available_bytes(device: torch.device) -> int:
         lines = (line.split() for line in MACHINE.read_text().splitlines())
         sizes = {words[0]: int(words[1]) << 10 for words in lines}
         limits.append(sizes.get("MemAvailable:", limits[0]) + sizes.get("SwapFree:", 0))
-    # "max" where a container has all of the machine
-    with suppress(OSError, ValueError):
-        limits.append(int(GROUP.read_text()))
-    return min(limits)
+    return max(0, min(*limits, *_left_in_groups()))
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What each control group that this process is in leaves it: a container is one."""
+    with suppress(OSError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            top, most, used, dropped = FILES["memory" in controllers.split(",")]
+            group = Path(path.lstrip("/"))
+            # a container may see its own group as the top one, whatever it is called outside
+            for folder in {GROUPS / top / each for each in (group, *group.parents)}:
+                # "max" where there is no limit
+                with suppress(OSError, ValueError):
+                    limit = int((folder / most).read_text())
+                    stat = (each.split() for each in (folder / "memory.stat").open())
+                    files = {name: int(value) for name, value in stat}.get(dropped, 0)
+                    yield limit - int((folder / used).read_text()) + files
 
 
 def expect_room(name: str, needed: int, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from blockstride.models.commands import compiling, output
 from blockstride.models.commands.option_names import MARK, with_options
 
 COMMANDS = {
+    "chat": "talk to a model, here or at a server",
     "generate": "continue prompts with a model",
     "layouts": "show how the caches of a model lie in memory, and what they cost",
     "serve": "serve a model to OpenAI's clients over HTTP",

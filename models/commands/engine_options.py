@@ -43,10 +43,10 @@ ENGINE_HELP = (
 )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Declares the options that name a checkpoint."""
     parser.add_argument(
-        "--model", required=True, help="Hugging Face checkpoint folder, or a name on the Hub"
+        "--model", required=is_required, help="Hugging Face checkpoint folder, or a name on the Hub"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a named checkpoint (main)")
     parser.add_argument(
