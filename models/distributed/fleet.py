@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from tempfile import mkdtemp
 from threading import Lock, Thread
+from time import sleep
 from typing import Any, Literal
 
 from blockstride.checks import expect
@@ -20,6 +21,9 @@ from blockstride.models.distributed.letters import Joins
 from blockstride.models.distributed.messages import Beat, Failed, Peer, Ready
 from blockstride.models.distributed.pipes import Inbox
 from blockstride.models.engine import EngineConfig
+
+PAUSES = (0.0, 2.0, 10.0, 30.0)
+"""Seconds before each attempt to replace an engine."""
 
 Role = Literal["prefill", "decode"]
 
@@ -119,22 +123,27 @@ class Fleet:
             raise
 
     def start_later(self, role: Role, config: EngineConfig) -> None:
-        """Starts an engine without waiting for it; the inbox is told when it is ready to join."""
+        """Starts an engine without waiting for it; the inbox is told when it is ready to join.
 
-        def start() -> None:
+        What ended the one before, such as a machine that vanished, may not be known everywhere yet,
+        so it is tried several times.
+        """
+        name = "blockstride-replacement"
+        Thread(target=self._replace, args=(role, config), name=name, daemon=True).start()
+
+    def _replace(self, role: Role, config: EngineConfig) -> None:
+        for pause in PAUSES:
+            sleep(pause)
+            if self._is_over:
+                return
             try:
                 ((_, engine, ready),) = self.start([(role, config)])
-            except Exception:
-                logger.exception("a %s engine can't be replaced", role)
+            except Exception as error:
+                logger.warning("a %s engine isn't replaced yet: %s", role, error)
             else:
                 self._inbox.put(engine, Joins(role, engine, ready))
-            finally:
-                with self._lock:
-                    self._num_promised -= 1
-
-        with self._lock:
-            self._num_promised += 1
-        Thread(target=start, name="blockstride-replacement", daemon=True).start()
+                return
+        logger.error("a %s engine isn't replaced", role)
 
     def discard(self, engine: EngineProcesses) -> None:
         """Ends an engine that was started, and hasn't joined."""

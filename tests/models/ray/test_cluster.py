@@ -149,20 +149,23 @@ def test_requests_of_a_killed_actor_go_on_elsewhere(deploy, reference, rank):
     kill(failing, rank)
     assert tokens(batch) == wanted
     # another actor takes its place
-    until(lambda: llm.generate("abc", greedy(1)) and llm.engines.names("decode") == ["decode-1"])
+    until(lambda: llm.generate("abc", greedy(1)) and llm.engines.names("decode"))
     assert tokens_of(llm, PROMPTS, greedy(9)) == [each[:9] for each in wanted]
     until(lambda: all_blocks_are_free(llm))
 
 
 def test_requests_of_a_killed_node_go_on_elsewhere(deploy, reference, cluster):
-    node = cluster.add("doomed")
-    llm = deploy(reference.path, prefill=engine(), decode=engine(), decode_on="doomed")
+    nodes = {node.node_id: node for node in (cluster.add("doomed"), cluster.add("doomed"))}
+    engines = {"prefill": engine(), "decode": engine()}
+    llm = deploy(reference.path, **engines, decode_on="doomed", restarts=1)
     wanted = tokens_of_transformers(reference, llm, PROMPTS, LONG)
-    assert node_of(llm.engine.decode[0]) == node.node_id
+    (failing,) = llm.engine.decode
     batch = begin(llm)
-    cluster.remove(node)
+    cluster.remove(nodes[node_of(failing)])
     assert tokens(batch) == wanted
-    assert llm.engines.names("decode") == []
+    # a first attempt may be before Ray knows that the node is gone
+    until(lambda: llm.generate("abc", greedy(1)) and llm.engines.names("decode"))
+    assert node_of(llm.engine.decode[0]) in nodes.keys() - {node_of(failing)}
     assert tokens_of(llm, PROMPTS, greedy(9)) == [each[:9] for each in wanted]
 
 
@@ -179,7 +182,7 @@ def test_an_engine_leaves_a_drained_node_when_its_requests_are_done(deploy, refe
     until(lambda: leaving.is_leaving)
     assert tokens(batch) == wanted
     assert leaving.is_alive
-    until(lambda: llm.generate("abc", greedy(1)) and llm.engines.names("decode") == ["decode-1"])
+    until(lambda: llm.generate("abc", greedy(1)) and llm.engines.names("decode"))
     assert leaving.has_left.wait(30)
     assert node_of(llm.engine.decode[0]) != node_of(leaving)
     assert tokens_of(llm, PROMPTS, greedy(9)) == [each[:9] for each in wanted]
