@@ -46,7 +46,8 @@ def _left_in_groups() -> Iterator[int]:
                 # "max" where there is no limit
                 with suppress(OSError, ValueError):
                     limit = int((folder / most).read_text())
-                    stat = (each.split() for each in (folder / "memory.stat").open())
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    stat = (each.split() for each in lines)
                     files = {name: int(value) for name, value in stat}.get(dropped, 0)
                     yield limit - int((folder / used).read_text()) + files
 
