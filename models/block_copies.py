@@ -36,7 +36,7 @@ def copy_blocks(
         pairs = zip(placement.planes(pool.storage), placed.planes(target.storage), strict=True)
         if pool.storage.device != target.storage.device:
             for source, written in pairs:
-                _move(source, written, ids.long())
+                move_blocks(source, written, ids.long())
             continue
         # kernels are compiled anew for lists of other lengths than multiples of 16
         ids = pad(ids, (0, -ids.shape[1] % 16))
@@ -45,7 +45,7 @@ def copy_blocks(
             kernels.block_copy(source, written, sources, targets)
 
 
-def _move(source: Tensor, target: Tensor, ids: Tensor) -> None:
+def move_blocks(source: Tensor, target: Tensor, ids: Tensor) -> None:
     """Copies kernel blocks `ids[0]` of a plane to `ids[1]` of one on another device."""
     if source.dtype.itemsize == 1:
         # of types that can't be indexed

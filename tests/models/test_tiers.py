@@ -3,10 +3,13 @@
 import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockstride.layouts import KVCachePool, full_attention, mamba1, plan_pools
 from blockstride.models import Engine, EngineConfig
+from blockstride.models.block_copies import copy_blocks, move_blocks
 from blockstride.models.loading import load_model
 from tests.models.generations import tokens
 from tests.models.test_prefix_cache import (
@@ -181,3 +184,39 @@ def test_whatever_moves_between_tiers_tokens_stay(model, tmp_path_factory, seed)
         forget(engine)
         everything = [pool.num_blocks - 1 for pool in engine.blocks.pools]
         assert not engine.blocks.lacking(everything)
+
+
+@pytest.mark.parametrize("layout", ["BLHNC", "LBNHC", "BHLNC", "LHBNC"])
+def test_blocks_move_between_devices_as_within_one(layout):
+    layers = {
+        "a": full_attention(2, 16, torch.float8_e4m3fn),
+        "b": mamba1(32, 4, 4, conv_dtype=torch.bfloat16),
+        "c": full_attention(2, 16, torch.float8_e4m3fn),
+    }
+    sizes = {"policy": "split", "block_size": 8, "kernel_block_size": 4}
+    ours, *hosts = (
+        [KVCachePool(plan) for plan in plan_pools(layers, layout=layout, num_blocks=n, **sizes)]
+        for n in (9, 6, 6)
+    )
+    for pool in (*ours, *hosts[0], *hosts[1]):
+        pool.storage.random_(-128, 128, generator=torch.Generator().manual_seed(1))
+    source, *targets = (
+        [(pool, placed) for pool in pools for placed in pool.layout.groups]
+        for pools in (ours, *hosts)
+    )
+    before = [pool.storage.clone() for pool in hosts[0]]
+    copies = torch.tensor([[0, 8, 1], [0, 2, 5], [1, 3, 4]], dtype=torch.int32)
+    copy_blocks(source, copies, targets[0])
+    for index in (0, 1):
+        pairs = zip(
+            *(each[index][1].planes(each[index][0].storage) for each in (source, targets[1])),
+            strict=True,
+        )
+        parts = source[index][1].kernel_blocks
+        blocks = copies[copies[:, 0] == index, 1:].T
+        ids = (blocks[:, :, None] * parts + torch.arange(parts)).flatten(1)
+        for read, written in pairs:
+            move_blocks(read, written, ids.long())
+    for old, one, other in zip(before, *hosts, strict=True):
+        assert torch.equal(one.storage, other.storage)
+        assert not torch.equal(one.storage, old)
