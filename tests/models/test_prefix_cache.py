@@ -246,7 +246,7 @@ def test_whatever_is_evicted_aborted_preempted_or_fails_tokens_stay(model, seed)
     engine.blocks.check()
     assert [*store.tree.nodes()] == []
     everything = [pool.num_blocks - 1 for pool in engine.blocks.pools]
-    assert engine.blocks.has_free(everything)
+    assert not engine.blocks.lacking(everything)
 
 
 def test_a_state_that_is_worth_less_than_what_it_would_displace_is_not_kept(reference):

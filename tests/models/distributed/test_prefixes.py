@@ -111,3 +111,20 @@ def test_engines_of_other_ranks_load_what_one_has_written(deploy, reference, tmp
     assert second.output_ids == reference.greedy(chat, 9)
     (report,) = llm.reports()
     assert report.prefixes.file_tokens == report.prefixes.hit_tokens == len(chat) - 13
+
+
+def test_requests_go_where_their_beginning_is_known(deploy, reference):
+    llm = deploy(reference.path, prefill=[engine(), engine()], decode=[engine(), engine()])
+    kinds = [TRUNK, "x" * 120]
+    # the second comes while the first is there
+    tokens_of(llm, kinds, greedy(3))
+    prompts = [kind + end for kind in kinds[::-1] for end in ("1", "22", "333")]
+    for prompt in prompts:
+        wanted = tokens_of_transformers(reference, llm, [prompt], 3)
+        assert tokens_of(llm, [prompt], greedy(3)) == wanted
+    reports = llm.reports()
+    hits = [report.prefixes.hit_tokens for report in reports[:2]]
+    unread = [report.prefixes.unread_tokens for report in reports[2:]]
+    # the beginning of the first is computed once, and resumed three times, by each
+    assert min(hits) >= 3 * 120
+    assert min(unread) >= 3 * 120

@@ -33,7 +33,8 @@ def answers(reference) -> dict[int, list[int]]:
 
 
 def prompt(length: int) -> list[int]:
-    return [3 + (7 * i + length) % 250 for i in range(length)]
+    """All begin alike, and each has a last token of its own."""
+    return [*(3 + 7 * i % 250 for i in range(length - 1)), 3 + length]
 
 
 def walk(llm: LLM, right: dict[int, list[int]], draw: random.Random) -> int:
