@@ -129,9 +129,10 @@ class Answering(Response):
         await self._send(scope, send, self._shape.last_events(self._usage()), EVENTS)
 
     def _events(self) -> list[bytes]:
-        events = []
-        for reading, piece in self._news():
-            usage = self._usage()
+        events, news = [], self._news()
+        # of many answers, it is a sum over all of them
+        usage = self._usage() if self._shape.counts_on else {}
+        for reading, piece in news:
             for choice in self._shape.deltas(reading.generation, piece):
                 events.append(self._shape.event(choice, usage))
         return events

@@ -23,6 +23,9 @@ class Shape(ABC):
         body: What the client asked for.
         model: What it calls the model.
         request_id: The name of its request.
+
+    Attributes:
+        counts_on: Whether each event of a stream tells what has been used so far.
     """
 
     prefix: str
@@ -37,7 +40,7 @@ class Shape(ABC):
         self._id, self._created = f"{self.prefix}-{request_id}", int(time.time())
         options = body.stream_options
         self._tells_usage = bool(options and options.include_usage)
-        self._counts_on = bool(options and options.continuous_usage_stats)
+        self.counts_on = bool(options and options.continuous_usage_stats)
 
     @abstractmethod
     def choice(self, generation: Generation, piece: Piece) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class Shape(ABC):
         """A piece of an answer, as an event of a stream."""
         chunk = {**self._head(self.chunk), "choices": [choice]}
         if self._tells_usage:
-            chunk["usage"] = usage if self._counts_on else None
+            chunk["usage"] = usage if self.counts_on else None
         return b"data: %b\n\n" % json.encode(chunk)
 
     def last_events(self, usage: dict[str, int]) -> bytes:

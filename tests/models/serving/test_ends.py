@@ -67,10 +67,8 @@ def test_an_engine_that_dies_while_nobody_asks_is_started_anew(server):
 
 
 def test_a_signal_lets_answers_end_that_were_begun_and_cuts_off_the_rest(server):
-    short = {"prompt": "x", "stream": True, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
-    with server.streaming(**ENDLESS) as endless, server.connect() as client:
-        client.sendall(request_bytes(short))
-        until(lambda: server.metric("blockstride:sequences_in_flight") == 2)
+    short = {**ENDLESS, "max_tokens": 50}
+    with server.streaming(**ENDLESS) as endless, server.streaming(**short) as client:
         server.process.send_signal(signal.SIGTERM)
         began = monotonic()
         assert all_of(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
