@@ -5,6 +5,7 @@ from time import monotonic
 
 import pytest
 
+from blockstride.models.distributed import EngineDiedError, fleet
 from blockstride.models.distributed.routing import REQUEST_TOKENS, Candidate, choose_engine
 from tests.models.distributed.deployments import (
     all_blocks_are_free,
@@ -114,8 +115,19 @@ def test_requests_of_an_engine_that_leaves_end_there_or_go_on_elsewhere_in_time(
     assert tokens_of(llm, PROMPTS[:2], greedy(9)) == [each[:9] for each in wanted]
 
 
-def test_an_engine_that_dies_is_started_anew_as_often_as_is_wanted(deploy, reference):
+def test_an_engine_that_dies_is_started_anew_as_often_as_is_wanted(deploy, reference, monkeypatch):
     llm = deploy(reference.path, decode=[engine(), engine()], restarts=1)
+    start, attempts = llm.engine.fleet.start, []
+
+    def fail_first(wanted):
+        # as on a cluster that doesn't know yet that a machine is gone
+        attempts.append(wanted)
+        if len(attempts) == 1:
+            raise EngineDiedError("decode-2: its node has died")
+        return start(wanted)
+
+    monkeypatch.setattr(llm.engine.fleet, "start", fail_first)
+    monkeypatch.setattr(fleet, "PAUSES", (0.0, 0.1))
     (wanted,) = tokens_of_transformers(reference, llm, PROMPTS[:1], LONG)
     batch = llm.submit([PROMPTS[0]] * 4, greedy(LONG))
     kill(llm.engine.decode[0])
@@ -128,6 +140,7 @@ def test_an_engine_that_dies_is_started_anew_as_often_as_is_wanted(deploy, refer
     kill(llm.engine.decode[1])
     assert tokens_of(llm, [PROMPTS[0]] * 4, greedy(LONG)) == [wanted] * 4
     assert llm.engines.names("decode") == ["decode-1"]
+    assert len(attempts) == 2
 
 
 def test_engines_that_cannot_join_or_leave_are_refused_by_name(deploy, reference):
