@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from blockstride import __version__
+from blockstride.models import program
 from blockstride.models.commands import compiling, output
 from blockstride.models.commands.option_names import MARK, with_options
 
@@ -68,6 +69,7 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as end:
         # --help, --version, or the sentence has been said
         return int(end.code or 0)
+    program.settle()
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("blockstride").setLevel(logging.DEBUG if args.verbose else logging.WARNING)
     try:

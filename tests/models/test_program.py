@@ -1,5 +1,6 @@
 """The command as a process: signals, pipes and closed streams, as a shell deals with them."""
 
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from blockstride.kernels import CompileAhead
+from blockstride.models.cli import main
 
 COMMAND = [sys.executable, "-m", "blockstride.models.cli"]
 PAIR = ("--prefill", "mib=16", "--decode", "mib=16")
@@ -127,6 +129,18 @@ def test_what_a_terminal_has_no_sign_for_is_spelt():
     line = "from blockstride.models import program; program.take_over(); print('\\xe9')"
     process = run(f'{sys.executable} -c "{line}"', PYTHONIOENCODING="ascii")
     assert (process.stdout, process.stderr) == (b"\\xe9\n", b"")
+
+
+def test_garbage_is_looked_for_once_all_is_imported():
+    line = "import gc; from blockstride.models import program; program.take_over(); "
+    line += "print(gc.isenabled()); program.settle(); print(gc.isenabled(), gc.get_freeze_count())"
+    first, second, count = run(f'{sys.executable} -c "{line}"').stdout.split()
+    assert (first, second) == (b"False", b"True")
+    assert int(count) > 1000
+    # whoever calls the command from a program of their own keeps their garbage collector
+    assert gc.isenabled()
+    assert main(["plan", "--help"]) == 0
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
 def test_nothing_heavy_is_imported_before_signals_are_taken_care_of():
