@@ -6,17 +6,16 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from blockstride.models.engine.prefix_tree import Node, PrefixTree, Tokens
+from blockstride.models.engine.tiers.stored_file import Part, StoredFile, Tag
 from blockstride.transfer.tiers import CacheFile, CacheFileError
 
 SUFFIX = ".cache"
@@ -27,46 +26,6 @@ ONE_FILE = 1 << 40
 """More tokens than any sequence has: to the tree a file is a block that has all of them."""
 
 logger = logging.getLogger(__name__)
-
-
-class Tag(msgspec.Struct, frozen=True):
-    """What a file says of its tokens: all of the sequence, and a digest of who may use it."""
-
-    salt: str
-    tokens: bytes
-
-
-@dataclass(eq=False)
-class StoredFile:
-    """A file.
-
-    Attributes:
-        path: Where it is.
-        salt: Digest of who may use it.
-        tokens: Those of its sequence.
-        start: How many of them come before what it has.
-        has_states: Whether it has the states after them.
-        nbytes: Its size.
-        used: When it was last of use; in seconds, as the file system has it.
-        is_whole: Whether it has been written.
-    """
-
-    path: Path
-    salt: str
-    tokens: Tokens
-    start: int
-    has_states: bool
-    nbytes: int = 0
-    used: float = 0.0
-    is_whole: bool = False
-
-
-class Part(NamedTuple):
-    """A file, how many tokens of its sequence are wanted, and whether the states after them are."""
-
-    file: StoredFile
-    num_tokens: int
-    has_states: bool
 
 
 class FileIndex:
@@ -136,13 +95,22 @@ class FileIndex:
     def _parts(
         self, known: Sequence[tuple[Node, StoredFile]], stop: int, states: StoredFile | None
     ) -> list[Part]:
-        ends: dict[StoredFile, int] = {}
-        for node, file in known:
-            ends[file] = min(node.stop, stop)
-        parts = [Part(file, end, file is states) for file, end in ends.items()]
-        if self._has_states and states is not None and states not in ends:
-            parts.append(Part(states, stop, True))
-        return parts
+        """Files that have the first tokens together, and the states after them, few and in order.
+
+        Args:
+            known: Nodes up to there, and for each the file that has its tokens.
+            stop: The tokens.
+            states: Who has the states; None where there are none.
+        """
+        parts, end = [], stop
+        if self._has_states and states is not None:
+            parts, end = [Part(states, stop, True)], states.start
+        while end > 0:
+            # a file of tokens up to some has all from its start on
+            file = next(file for node, file in known if node.stop >= end)
+            parts.append(Part(file, end, False))
+            end = file.start
+        return parts[::-1]
 
     def _whole(self, number: int) -> StoredFile | None:
         file = self._files.get(int(number))
@@ -284,11 +252,6 @@ class FileIndex:
                 # it may be a later version's
                 self._ignored.add(name)
                 logger.warning("%s: not used: %s", path, error)
-
-
-def tag_of(file: StoredFile) -> bytes:
-    """What a file says of its tokens."""
-    return msgspec.msgpack.encode(Tag(file.salt, file.tokens.astype(np.int32).tobytes()))
 
 
 def _digest(salt: str) -> str:

@@ -26,8 +26,9 @@ from blockstride.models.engine.tiers.commands import (
     TierCommand,
     TierDone,
 )
-from blockstride.models.engine.tiers.file_index import FileIndex, Part, tag_of
+from blockstride.models.engine.tiers.file_index import FileIndex
 from blockstride.models.engine.tiers.holding import Holder, live_tables
+from blockstride.models.engine.tiers.stored_file import Part, tag_of
 
 WORTH_LOADING = 16
 """Tokens that are loaded from a tier rather than computed."""
