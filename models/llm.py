@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from blockstride.checks import expect
 from blockstride.models.chat_template import Messages, TemplateOptions, conversations
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.compiling import compiled_beside
 from blockstride.models.distributed import Deployment
 from blockstride.models.distributed.deployment import TIMEOUT_SECONDS, TransferWay
 from blockstride.models.distributed.elastic import ElasticEngines
@@ -24,11 +23,10 @@ from blockstride.models.engine import Engine, EngineConfig, EngineReport, Sampli
 from blockstride.models.engine.sampling import answers
 from blockstride.models.engine_arguments import Configs, read_engines
 from blockstride.models.engine_loop import EngineLoop
-from blockstride.models.fingerprint import model_fingerprint
+from blockstride.models.engine_start import start_engines
 from blockstride.models.generation import Batch, Completion, Completions, Generation, Stream
 from blockstride.models.generation_defaults import default_params
 from blockstride.models.hub import find_checkpoint
-from blockstride.models.loading import load_model
 from blockstride.models.progress_bar import ProgressBar
 from blockstride.models.prompts import Prompt, as_prompt, list_params, list_prompts
 from blockstride.models.texts import Texts
@@ -113,28 +111,15 @@ class LLM:
             logger.warning("stop texts %s need a tokenizer.json: unused", params.stop)
             params = replace(params, stop=())
         self.default_params = params
-        if engines.launcher is None:
-            (config,) = engines.decode
-            fingerprint = model_fingerprint(checkpoint.path) if config.file_cache else ""
-            with compiled_beside(checkpoint.config, device, is_here=True) as compiling:
-                model = load_model(checkpoint, config, dtype=dtype, device=device)
-                self.engine = Engine(model, config, fingerprint=fingerprint)
-                compiling.help()
-                self.engine.warm_up()
-        else:
-            is_local = engines.launcher.is_local
-            with compiled_beside(checkpoint.config, device, is_here=False, is_local=is_local):
-                self.engine = Deployment(
-                    checkpoint.path,
-                    prefill=engines.prefill,
-                    decode=engines.decode,
-                    dtype=dtype,
-                    device=None if device is None else str(device),
-                    transfer=transfer,
-                    timeout_seconds=timeout_seconds,
-                    launcher=engines.launcher,
-                    restarts=restarts,
-                )
+        self.engine = start_engines(
+            engines,
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            transfer=transfer,
+            timeout_seconds=timeout_seconds,
+            restarts=restarts,
+        )
         self._loop = EngineLoop(self.engine)
 
     @property

@@ -9,7 +9,7 @@ import torch
 from blockstride.layouts import KVCacheLayout
 from blockstride.models import LLM, AsyncLLM, EngineConfig, SamplingParams
 from blockstride.models.checkpoint import Checkpoint
-from blockstride.models.llm import _configs
+from blockstride.models.engine_arguments import _configs
 from blockstride.models.prompts import encode, list_params, list_prompts
 from tests.models.tokenizer_kinds import all_kinds
 
