@@ -139,7 +139,7 @@ def test_garbage_is_looked_for_once_all_is_imported():
     assert int(count) > 1000
     # whoever calls the command from a program of their own keeps their garbage collector
     assert gc.isenabled()
-    assert main(["plan", "--help"]) == 0
+    assert main(["layouts", "--config", "nowhere"]) == 2
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
