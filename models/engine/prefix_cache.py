@@ -54,7 +54,9 @@ class PrefixCache:
             known = min(known, len(request.prompt_logprobs))
         start = self.store.resumable_of(match, known)
         has_states = bool(self.store.state_groups)
-        request.keep_after = [*([known] if has_states and start < known else []), len(tokens)]
+        # where it parts from others, though they be in a tier
+        parting = max(known, min(request.num_in_tiers, len(tokens) - 1))
+        request.keep_after = [*([parting] if has_states and start < parting else []), len(tokens)]
         self.store.on_match(match, start)
         shared = known if has_states else start
         if shared == 0 or not self._lend(request, match, start, shared):

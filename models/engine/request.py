@@ -41,6 +41,7 @@ class Request:
         present: Of each group, how many tokens its blocks have that others have filled, before it
             is filled from elsewhere.
         has_loaded: Whether it has waited for a tier to bring back what it begins with.
+        num_in_tiers: Tokens that a tier knows of it, whether it can go on after them or not.
         keep_after: Numbers of tokens after which what is in the cache is kept for other requests,
             and at which its steps end therefore, the next first.
         seed: That of `params`, or one of its own.
@@ -65,6 +66,7 @@ class Request:
     num_resumed: int = 0
     present: list[int] = field(default_factory=list)
     has_loaded: bool = False
+    num_in_tiers: int = 0
     keep_after: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None

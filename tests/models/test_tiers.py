@@ -81,6 +81,17 @@ def test_what_is_evicted_comes_back_from_files_after_a_restart(model, tmp_path):
     engine.close()
 
 
+def test_a_prompt_that_comes_again_after_restarts_is_known_from_the_third_time_on(
+    reference, tmp_path
+):
+    prompt, counts = tokens(VOCAB, 50), []
+    for _ in range(3):
+        engine = make(reference.path, file_cache=tmp_path)
+        counts.append(answer(engine, prompt)[1])
+        engine.close()
+    assert counts == [0, 0, 49]
+
+
 def test_a_file_that_is_damaged_is_a_miss_and_removed(model, tmp_path):
     path, known = model
     engine = make(path, file_cache=tmp_path)

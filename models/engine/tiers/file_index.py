@@ -92,6 +92,10 @@ class FileIndex:
             best = parts
         return best
 
+    def known(self, tokens: Tokens, salt: str) -> int:
+        """Tokens that a sequence begins with and that files have, if it can't go on there, too."""
+        return self._tree.match(tokens, _digest(salt)).length
+
     def _parts(
         self, known: Sequence[tuple[Node, StoredFile]], stop: int, states: StoredFile | None
     ) -> list[Part]:

@@ -155,6 +155,9 @@ class Tiers:
         found = self._files.match(tokens, salt) if self._files is not None else []
         if found and found[-1].num_tokens >= length + WORTH_LOADING:
             length, parts = found[-1].num_tokens, found
+        request.num_in_tiers = self.store.tree.match(tokens, salt).length
+        if self._files is not None:
+            request.num_in_tiers = max(request.num_in_tiers, self._files.known(tokens, salt))
         if length < start + WORTH_LOADING:
             return False
         job = self._load(tokens[:length], salt, parts)
