@@ -3,16 +3,17 @@
 Read `reference.py` first, then `linear.py`, `gate.py`, `gate_and_mul.py` and `expert_mlp.py`.
 """
 
-from blockstride.kernels.mlp.expert_mlp import PackedExperts, expert_mlp, pack_experts
+from blockstride.kernels.mlp.expert_mlp import expert_mlp, pack_experts
 from blockstride.kernels.mlp.gate import GELU_TANH, SILU, Gate
 from blockstride.kernels.mlp.gate_and_mul import gate_and_mul
 from blockstride.kernels.mlp.linear import linear, pack_weight
+from blockstride.kernels.mlp.packed_weight import PackedWeight
 
 __all__ = [
     "GELU_TANH",
     "SILU",
     "Gate",
-    "PackedExperts",
+    "PackedWeight",
     "expert_mlp",
     "gate_and_mul",
     "linear",

@@ -1,7 +1,6 @@
 """Mixture of experts: the small layers that a router chose for each token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -11,36 +10,20 @@ from blockstride.checks import FLOATS, INT32, INT64, expect, expect_tensor, shap
 from blockstride.kernels.common.dispatch import implementation, runs_on_triton
 from blockstride.kernels.mlp.gate import SILU, Gate
 from blockstride.kernels.mlp.gate_and_mul import expect_gate
-from blockstride.kernels.mlp.linear import pack_weight
-
-
-@dataclass(frozen=True)
-class PackedExperts:
-    """One matrix of every expert, each packed by `pack_weight`; made by `pack_experts`.
-
-    Attributes:
-        matrices: The experts' matrices.
-        shape: That of the stack of them, `(num_experts, dim_out, dim)`.
-        dtype: What all of them hold.
-        device: Where all of them are.
-    """
-
-    matrices: tuple[Tensor, ...]
-    shape: tuple[int, int, int]
-    dtype: torch.dtype
-    device: torch.device
+from blockstride.kernels.mlp.linear import can_pack, dtypes_for
+from blockstride.kernels.mlp.packed_weight import PackedWeight
 
 
 def pack_experts(
     matrices: Sequence[Float[Tensor, "dim_out dim"]],
-) -> Float[Tensor, "num_experts dim_out dim"] | PackedExperts:
+) -> Float[Tensor, "num_experts dim_out dim"] | PackedWeight:
     """One matrix of every expert, for `expert_mlp`, in the form its device multiplies by fastest.
 
     Args:
         matrices: The experts' matrices, all of one shape, dtype and device.
 
     Returns:
-        The matrices stacked, or packed one by one where `pack_weight` does that.
+        The matrices stacked, or packed where `pack_weight` does that.
 
     Raises:
         ValueError: No matrix, or two that differ.
@@ -51,17 +34,15 @@ def pack_experts(
     dim_out, dim = shape_of(first, "matrices[0]", 2)
     for i, matrix in enumerate(matrices):
         expect_tensor(matrix, f"matrices[{i}]", (dim_out, dim), (first.dtype,), first.device)
-    packed = tuple(pack_weight(matrix) for matrix in matrices)
-    if packed[0] is first:
+    if not can_pack(first):
         return torch.stack(list(matrices))
-    shape = (len(packed), dim_out, dim)
-    return PackedExperts(packed, shape, first.dtype, first.device)
+    return PackedWeight.of(tuple(matrices), len(matrices))
 
 
 def expert_mlp(
     x: Float[Tensor, "num_tokens hidden"],
-    up: Float[Tensor, "num_experts up_rows hidden"] | PackedExperts,
-    down: Float[Tensor, "num_experts hidden inner"] | PackedExperts,
+    up: Float[Tensor, "num_experts up_rows hidden"] | PackedWeight,
+    down: Float[Tensor, "num_experts hidden inner"] | PackedWeight,
     expert_ids: Int[Tensor, "num_tokens top_k"],
     expert_weights: Float[Tensor, "num_tokens top_k"],
     *,
@@ -107,8 +88,8 @@ def expert_mlp(
     if gate is not None:
         expect_gate(gate)
     up_rows = inner if gate is None else 2 * inner
-    expect_tensor(up, "up", (num_experts, up_rows, hidden), (x.dtype,), device)
-    expect_tensor(down, "down", (num_experts, hidden, inner), (x.dtype,), device)
+    expect_tensor(up, "up", (num_experts, up_rows, hidden), dtypes_for(x, up), device)
+    expect_tensor(down, "down", (num_experts, hidden, inner), dtypes_for(x, down), device)
     expect_tensor(expert_ids, "expert_ids", (num_tokens, top_k), (*INT32, *INT64), device)
     expect_tensor(expert_weights, "expert_weights", (num_tokens, top_k), FLOATS, device)
     if up_bias is not None:

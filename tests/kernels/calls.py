@@ -274,14 +274,13 @@ def expert_mlp(lengths: Sequence[int]) -> Arguments:
 def pack_weight(weight: Tensor) -> Tensor:
     """The matrix that a packed one stands for."""
     packed = kernels.pack_weight(weight)
-    return packed.to_dense() if packed.is_mkldnn else packed
+    return packed.to_dense() if isinstance(packed, kernels.PackedWeight) else packed
 
 
-def pack_experts(matrices: Sequence[Tensor]) -> list[Tensor]:
+def pack_experts(matrices: Sequence[Tensor]) -> Tensor:
     """The matrices that packed ones stand for."""
     packed = kernels.pack_experts(matrices)
-    stacked = packed.matrices if isinstance(packed, kernels.PackedExperts) else packed.unbind()
-    return [matrix.to_dense() if matrix.is_mkldnn else matrix for matrix in stacked]
+    return packed.to_dense() if isinstance(packed, kernels.PackedWeight) else packed
 
 
 MAMBA_1 = partial(recurrences.selective, dim=24)

@@ -2,5 +2,6 @@
 
 from blockstride.kernels.mlp.cpu.expert_mlp import expert_mlp
 from blockstride.kernels.mlp.cpu.gate_and_mul import gate_and_mul
+from blockstride.kernels.mlp.cpu.linear import linear
 
-__all__ = ["expert_mlp", "gate_and_mul"]
+__all__ = ["expert_mlp", "gate_and_mul", "linear"]
