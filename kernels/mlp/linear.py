@@ -10,7 +10,9 @@ from blockstride.kernels.common.dispatch import implementation, runs_on_triton
 from blockstride.kernels.mlp.packed_weight import PackedWeight
 
 
-def pack_weight(weight: Float[Tensor, "dim_out dim"]) -> Float[Tensor, "dim_out dim"] | PackedWeight:
+def pack_weight(
+    weight: Float[Tensor, "dim_out dim"],
+) -> Float[Tensor, "dim_out dim"] | PackedWeight:
     """A matrix for `linear` in the form its device multiplies by fastest.
 
     A general product on a CPU first copies the matrix into tiles, at every call; that is most of

@@ -90,7 +90,9 @@ class LayerWeights:
             [self.tensor(name, *rows, *shape) for name, rows in zip(names, extents, strict=True)]
         )
 
-    def matrix(self, name: str, dim_out: int, dim: int, part: Part | None = None) -> Tensor:
+    def matrix(
+        self, name: str, dim_out: int, dim: int, part: Part | None = None
+    ) -> Tensor | kernels.PackedWeight:
         """The matrix `prefix + name` for `kernels.linear`, packed for its device.
 
         Raises:
@@ -98,7 +100,9 @@ class LayerWeights:
         """
         return kernels.pack_weight(self.tensor(name, dim_out, dim, part=part))
 
-    def rows(self, name: str, parts: Sequence[Interval], dim_out: int, dim: int) -> Tensor:
+    def rows(
+        self, name: str, parts: Sequence[Interval], dim_out: int, dim: int
+    ) -> Tensor | kernels.PackedWeight:
         """Some rows of the matrix `prefix + name` one after the other, packed as one matrix.
 
         Raises:

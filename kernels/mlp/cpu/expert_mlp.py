@@ -1,9 +1,9 @@
 """Mixture of experts for CPUs: tokens sorted by expert, then two products of all experts.
 
-A visit is a token at one of its experts. Visits are sorted by expert, so that each expert's rows lie
-side by side and its weights are read once. Nothing here looks at which experts were chosen but the
-programs themselves. All sums stay in float32 until the last; of narrower inputs only the activations
-between the two products are rounded, since they are an operand of the second.
+A visit is a token at one of its experts. Visits are sorted by expert, so that each expert's rows
+lie side by side and its weights are read once. Nothing but the programs themselves looks at which
+experts were chosen. All sums stay in float32 until the last; of narrower inputs only the
+activations between the two products are rounded, since they are an operand of the second.
 """
 
 import torch

@@ -112,9 +112,7 @@ class _Tile:
 
     def _store(self, cell, place, mask) -> None:
         kinds = (SUMS, place.type, INT32, MASK)
-        store = vector_function(
-            self.builder, f"masked.store.v{PANEL}f32.p0", ir.VoidType(), kinds
-        )
+        store = vector_function(self.builder, f"masked.store.v{PANEL}f32.p0", ir.VoidType(), kinds)
         self.builder.call(store, (self.builder.load(cell), place, INT32(4), mask))
 
     def _add_terms(self, k) -> None:
