@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -131,8 +131,21 @@ class HybridModel:
 
     def forward(self, batch: StepBatch) -> Float[Tensor, "num_rows vocab_size"]:
         """Logits after the tokens that `batch.logits_rows` names; caches take in all new tokens."""
-        if batch.before is not None:
-            copy_blocks(self._groups, batch.before)
+        self.copy_blocks(batch.before)
+        logits = self.compute(batch)
+        self.copy_blocks(batch.after)
+        return logits
+
+    def copy_blocks(self, copies: Int32[Tensor, "num_copies 3"] | None) -> None:
+        """Copies blocks of the caches in all layers, as `StepBatch.before` has them."""
+        if copies is not None:
+            copy_blocks(self._groups, copies)
+
+    def compute(self, batch: StepBatch) -> Float[Tensor, "num_rows vocab_size"]:
+        """As `forward`, but for the blocks that are copied.
+
+        Of a decode step this looks at no value, so that it can be recorded.
+        """
         hidden = embedding(batch.token_ids, self.embedding)
         if self.config.embedding_multiplier != 1:
             hidden *= self.config.embedding_multiplier
@@ -143,8 +156,6 @@ class HybridModel:
         )
         for branch in self.branches:
             hidden, residual = self._run(branch, hidden, residual, batch)
-        if batch.after is not None:
-            copy_blocks(self._groups, batch.after)
         hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
         hidden, _ = kernels.rms_norm(
             hidden, self.final_gain, self.config.rms_norm_eps, residual=residual

@@ -60,7 +60,8 @@ def attention_schedule(
             is refused where values can be read; elsewhere it costs time alone.
 
     Returns:
-        The plan, valid for this step on the current stream; None on a CPU, where none is needed.
+        The plan, valid for this step on the current stream. On a CPU there is one for short queries
+        whose bound is given; with it a call looks at no lengths. Else None, which is no plan.
 
     Raises:
         ValueError: A window or a length that is not positive, or what `paged_attention` refuses in
@@ -77,9 +78,11 @@ def attention_schedule(
             longest = int(query_start_loc.diff().max())
             wanted = f"at least the {longest} tokens of a query"
             expect(max_query_len >= longest, "max_query_len", wanted, max_query_len)
-    if not runs_on_triton(query) or len(query) == 0:
+    if len(query) == 0:
         return None
-    work_lists = implementation(attention_schedule, True)(**given)
+    work_lists = implementation(attention_schedule, runs_on_triton(query))(**given)
+    if work_lists is None:
+        return None
     fits = what_fits(query, key_cache, value_cache, block_table, window)
     return AttentionSchedule(work_lists, fits)
 

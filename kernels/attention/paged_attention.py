@@ -93,7 +93,7 @@ def paged_attention(
         v_scale: The same for values.
         out: Where the result goes; it must not overlap `query`.
         schedule: What `attention_schedule` planned for these arguments, if it was asked; the layers
-            of a step share one. Without a meaning on a CPU.
+            of a step share one.
         return_lse: Whether to return the logarithm of the softmax's denominator too.
 
     Returns:
@@ -131,7 +131,7 @@ def paged_attention(
     if on_triton and values_are_readable(block_table):
         used = _used_blocks(block_table, seq_lens, query_start_loc, value_cache.shape[2], window)
         expect_ids(used, "block_table", len(value_cache))
-    if on_triton and schedule is not None:
+    if schedule is not None:
         expect_schedule(schedule, what_fits(query, key_cache, value_cache, block_table, window))
         given["schedule"] = schedule.work_lists
     return implementation(paged_attention, on_triton)(**given)

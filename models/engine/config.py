@@ -44,6 +44,8 @@ class EngineConfig:
         file_cache: Folder of files that prefixes are kept in, for other processes and other times;
             "" for none.
         file_cache_bytes: Most bytes of these files.
+        record_steps: Whether decode steps are recorded, and replayed without the Python between
+            launches.
         poison: Debugging mode: fill what no kernel may read with NaN.
 
     Raises:
@@ -69,6 +71,7 @@ class EngineConfig:
     host_cache_bytes: int | None = None
     file_cache: str = ""
     file_cache_bytes: int = 1 << 34
+    record_steps: bool = True
     poison: bool = False
 
     def __post_init__(self) -> None:

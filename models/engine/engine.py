@@ -25,6 +25,7 @@ from blockstride.models.engine.logit_changes import LogitChanges, change_logits
 from blockstride.models.engine.logprobs import new_logprobs, tell_prompt_logprobs
 from blockstride.models.engine.pools import make_pools
 from blockstride.models.engine.prefix_cache import PrefixCache
+from blockstride.models.engine.recorded_steps import RecordedSteps
 from blockstride.models.engine.report import EngineReport, EngineStats
 from blockstride.models.engine.request import FinishReason, Request
 from blockstride.models.engine.sampler import sample
@@ -116,6 +117,7 @@ class Engine:
             made = model, self.pools, config, self.scheduler.prefixes, self.max_len, fingerprint
             self.tiers = self.scheduler.tiers = tiers.EngineTiers(*made, followers)
         model.bind(self.pools)
+        self._steps = RecordedSteps(model) if config.record_steps else None
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Queues a request.
@@ -222,6 +224,8 @@ class Engine:
         """Logits of a batch, which all ranks compute."""
         if self._followers is not None:
             self._followers.forward(batch)
+        if self._steps is not None:
+            return self._steps.forward(batch)
         return self.model.forward(batch.to(self.model.device))
 
     @torch.inference_mode()

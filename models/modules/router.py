@@ -57,7 +57,7 @@ class Router:
             chosen = num_chosen_groups
         available = chosen * (num_experts // num_groups)
         expect(0 < top_k <= available, "top_k", f"1 to {available} experts", top_k)
-        self.weight, self.bias, self.correction = weight, bias, correction
+        self.weight, self.bias, self.correction = kernels.pack_weight(weight), bias, correction
         self.top_k, self.is_renormalised, self.is_sigmoid = top_k, is_renormalised, is_sigmoid
         self.num_groups, self.num_chosen_groups = num_groups, chosen
         self.scale, self.floor = scale, floor

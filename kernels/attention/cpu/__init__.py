@@ -1,5 +1,5 @@
 """On CPUs."""
 
-from blockstride.kernels.attention.cpu.paged_attention import paged_attention
+from blockstride.kernels.attention.cpu.paged_attention import attention_schedule, paged_attention
 
-__all__ = ["paged_attention"]
+__all__ = ["attention_schedule", "paged_attention"]

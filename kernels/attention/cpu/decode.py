@@ -6,7 +6,6 @@ depends neither on the rest of the batch nor on the number of threads. The task 
 last span of a head merges them.
 """
 
-import array
 import math
 
 import numpy as np
@@ -32,6 +31,7 @@ from blockstride.kernels.common.cpu.native import (
     float_bits,
     float_of,
     i32_at,
+    i64_at,
     inlined,
     num_tasks,
     shifted,
@@ -186,6 +186,16 @@ def _attend(address):
                 f32_at(lse)[token * num_heads + head] = total
 
 
+@Program
+def _clear(address):
+    words, count = arguments(address, 2)
+    task = claim(address)
+    while task < num_tasks(address):
+        task = claim(address)
+        for i in range(count):
+            i64_at(words)[i] = 0
+
+
 def attend_rows(
     query: Tensor,
     key_cache: Tensor,
@@ -221,12 +231,13 @@ def attend_rows(
     max_spans = max(1, -(-longest // SPAN))
     row_floats = -(-value_size // LANES) * LANES + RUNNING
     partial = torch.empty(num_pairs * max_rows * max_spans * row_floats)
-    arrivals = array.array("q", bytes(8 * num_pairs))
+    arrivals = torch.empty(num_pairs, dtype=torch.int64)
+    _clear(1, 1, arrivals.data_ptr(), num_pairs)
     fault = _attend(
         num_pairs * max_spans, 2,
         query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), block_table.data_ptr(),
         seq_lens.data_ptr(), query_start_loc.data_ptr(), address_of(softmax.sinks),
-        result.data_ptr(), address_of(lse), partial.data_ptr(), arrivals.buffer_info()[0],
+        result.data_ptr(), address_of(lse), partial.data_ptr(), arrivals.data_ptr(),
         num_heads, num_kv_heads, head_size, value_size, block_size, num_blocks, max_rows, max_spans,
         longest + 1 if softmax.window is None else softmax.window,
         KINDS[key_cache.dtype], KINDS[value_cache.dtype], float_bits(softmax.scale),

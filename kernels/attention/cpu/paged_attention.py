@@ -7,6 +7,7 @@ from torch import Tensor
 from blockstride.kernels.attention.cpu.decode import MAX_HEAD_SIZE, MAX_ROWS, attend_rows
 from blockstride.kernels.attention.cpu.prefill import attend_prompt
 from blockstride.kernels.attention.cpu.softmax import Softmax
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     float_rows,
@@ -30,7 +31,7 @@ def paged_attention(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
     out: Tensor | None,
-    schedule: object,
+    schedule: tuple[int] | None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `blockstride.kernels.paged_attention`."""
@@ -40,16 +41,14 @@ def paged_attention(
     rows, dtype, (sinks, _) = float_rows(query), query.dtype, float_vector(sinks)
     block_table, seq_lens = block_table.contiguous(), seq_lens.contiguous()
     query_start_loc = query_start_loc.contiguous()
-    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     result = out
     if result is None or not is_float_rows(result):
         result = rows.new_empty(num_tokens, num_heads, value_size)
     lse = rows.new_empty(num_tokens, num_heads) if return_lse else None
-    if starts[-1] < num_tokens:
-        # rows of no sequence see nothing
-        result[starts[-1] :] = 0
-        if lse is not None:
-            lse[starts[-1] :] = -math.inf if sinks is None else sinks
+    if lse is not None:
+        # what rows of no sequence see
+        lse[:] = -math.inf if sinks is None else sinks
+    zero_slack(result, query_start_loc)
     softmax = Softmax(
         scale if k_scale is None else scale * k_scale.item(),
         window,
@@ -57,9 +56,58 @@ def paged_attention(
         sinks,
         1.0 if v_scale is None else v_scale.item(),
     )
-    most = MAX_ROWS // group if head_size <= MAX_HEAD_SIZE else 0
-    longest, most_tokens = 0, 0
-    for i, seq_len in enumerate(lens):
+    pools = key_cache, value_cache, block_table, seq_lens, query_start_loc
+    if schedule is None:
+        most = MAX_ROWS // group if head_size <= MAX_HEAD_SIZE else 0
+        longest, most_tokens = _attend_prompts(rows, *pools, softmax, result, lse, most)
+    else:
+        # nothing but sequences of few rows, as long as there is room for in their blocks
+        (most_tokens,) = schedule
+        longest = block_table.shape[1] * value_cache.shape[2]
+    if most_tokens > 0:
+        call = rows, *pools, softmax, result, lse
+        attend_rows(*call, longest=longest, max_rows=most_tokens * group)
+    attended = delivered(result, out, dtype)
+    return attended if lse is None else (attended, lse)
+
+
+def attention_schedule(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    window: int | None,
+    max_query_len: int | None,
+) -> tuple[int] | None:
+    """See `blockstride.kernels.attention_schedule`: new tokens of any sequence, if few are known."""
+    group = query.shape[1] // value_cache.shape[1]
+    if max_query_len is None or query.shape[2] > MAX_HEAD_SIZE:
+        return None
+    return (max_query_len,) if 0 < max_query_len * group <= MAX_ROWS else None
+
+
+def _attend_prompts(
+    rows: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    softmax: Softmax,
+    result: Tensor,
+    lse: Tensor | None,
+    most: int,
+) -> tuple[int, int]:
+    """Attend for the sequences that have more than `most` new tokens.
+
+    Returns:
+        Of the others: tokens of the longest, and most new tokens; 0 and 0 if there are none.
+    """
+    starts, longest, most_tokens = query_start_loc.tolist(), 0, 0
+    for i, seq_len in enumerate(seq_lens.tolist()):
         start, stop = starts[i], starts[i + 1]
         if stop - start <= most:
             longest, most_tokens = max(longest, seq_len), max(most_tokens, stop - start)
@@ -74,19 +122,4 @@ def paged_attention(
                 result[start:stop],
                 None if lse is None else lse[start:stop],
             )
-    if most_tokens > 0:
-        attend_rows(
-            rows,
-            key_cache,
-            value_cache,
-            block_table,
-            seq_lens,
-            query_start_loc,
-            softmax,
-            result,
-            lse,
-            longest=longest,
-            max_rows=most_tokens * group,
-        )
-    attended = delivered(result, out, dtype)
-    return attended if lse is None else (attended, lse)
+    return longest, most_tokens

@@ -25,7 +25,18 @@ from blockstride.kernels.common.cpu.machine_code import compile_program
 
 KERNELS = Path(__file__).parents[2]
 PACKAGE = "blockstride.kernels"
-ROOMS = ("attention", "delta", "mamba1", "lru", "mamba2", "conv", "norm", "cache", "mlp")
+ROOMS = (
+    "attention",
+    "delta",
+    "mlp",
+    "mamba1",
+    "lru",
+    "mamba2",
+    "conv",
+    "norm",
+    "cache",
+    "common",
+)
 """Kinds of operations, those whose programs take longest first."""
 
 PROGRAM = re.compile(r"^@Program\ndef (\w+)\(", re.MULTILINE)

@@ -15,11 +15,12 @@ import array
 import ctypes
 import inspect
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from types import FunctionType
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from llvmlite import ir
@@ -38,21 +39,42 @@ INT64, FLOAT = ir.IntType(64), ir.FloatType()
 HEADER = 3
 
 
-def _find_team() -> Callable[..., None] | None:
-    """The function that runs a C function on every OpenMP thread of torch, if torch has such."""
+def _find_team() -> tuple[Callable[..., None] | None, int]:
+    """What runs a C function on every OpenMP thread of torch, if torch has such.
+
+    And the address of what tells each of them how many they are.
+    """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        team = ctypes.CDLL(str(library)).GOMP_parallel
+        openmp = ctypes.CDLL(str(library))
+        team, size = openmp.GOMP_parallel, openmp.omp_get_num_threads
     except (OSError, AttributeError):
-        return None
+        return None, 0
     team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     team.restype = None
-    return team
+    return team, ctypes.cast(size, ctypes.c_void_p).value or 0
 
 
-TEAM = _find_team()
+TEAM, TEAM_SIZE = _find_team()
 # compilers and loaders serve one thread at a time
 LOADING = Lock()
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """What keeps the calls of programs, to make them again."""
+
+    def add_call(self, address: int, block: array.array, is_shared: bool) -> None:
+        """Keeps a call of the program at an address, with its arguments, on one or all threads."""
+
+
+class _Here(threading.local):
+    """Of this thread alone, as others may compute something else meanwhile."""
+
+    recorder: Recorder | None = None
+
+
+HERE = _Here()
 
 
 class Program:
@@ -107,14 +129,22 @@ class Program:
             The fault that a task reported, or 0.
         """
         block = array.array("q", (0, num_tasks, 0, *arguments))
+        is_shared = num_tasks >= 2 * grain
+        if HERE.recorder is not None:
+            HERE.recorder.add_call(self.address, block, is_shared)
+        if num_tasks > 0:
+            self.run(block.buffer_info()[0], is_shared)
+        return block[2]
+
+    def run(self, block: int, is_shared: bool) -> None:
+        """Run the tasks of the arguments at an address, on the calling thread or on all."""
         # never fewer than torch's: OpenMP ends threads that a smaller team leaves over
-        num_threads = torch.get_num_threads() if num_tasks >= 2 * grain else 1
+        num_threads = torch.get_num_threads() if is_shared else 1
         code = self._code or self._loaded()
         if num_threads > 1 and TEAM is not None:
-            TEAM(code.address, block.buffer_info()[0], num_threads, 0)
-        elif num_tasks > 0:
-            code.call(block.buffer_info()[0])
-        return block[2]
+            TEAM(code.address, block, num_threads, 0)
+        else:
+            code.call(block)
 
 
 def inlined(function: Callable) -> Helper:
@@ -179,7 +209,7 @@ def arrive(typing_context, address):
 
     def generate(context, builder, signature, values):
         counter = builder.inttoptr(values[0], INT64.as_pointer())
-        return builder.atomic_rmw("add", counter, INT64(1), "acq_rel")
+        return builder.atomic_rmw("add", counter, INT64(1), "seq_cst")
 
     return types.int64(types.int64), generate
 

@@ -60,13 +60,6 @@ def result_like(x: Tensor, out: Tensor | None) -> Tensor:
     return torch.empty(x.shape)
 
 
-def zero_slack(result: Tensor, query_start_loc: Tensor) -> None:
-    """Zero the rows behind the last sequence, which belong to none."""
-    end = int(query_start_loc[-1])
-    if end < len(result):
-        result[end:] = 0
-
-
 def delivered(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
     """What a caller gets for the `result` of a program: `out`, filled, if one was given."""
     if out is not None and out is not result:

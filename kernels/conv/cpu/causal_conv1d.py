@@ -23,13 +23,13 @@ from blockstride.kernels.common.cpu.native import (
     stack_f32,
     u8_at,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     float_rows,
     float_states,
     float_vector,
     result_like,
-    zero_slack,
 )
 from blockstride.kernels.common.cpu.vector_math import fma, silu
 from blockstride.kernels.conv.causal_conv1d import MAX_WIDTH

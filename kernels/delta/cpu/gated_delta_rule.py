@@ -33,12 +33,12 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,
     float_rows,
     result_like,
-    zero_slack,
 )
 from blockstride.kernels.delta.cpu.token import (
     TOKEN_FLOATS,

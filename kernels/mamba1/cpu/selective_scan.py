@@ -32,13 +32,13 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,
     float_rows,
     float_vector,
     result_like,
-    zero_slack,
 )
 from blockstride.kernels.common.cpu.vector_math import exp, fma, softplus
 

@@ -8,13 +8,10 @@ tile it is in.
 
 from contextlib import contextmanager
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.codegen import JITCPUCodegen as CPUCodegen
+from llvmlite import binding, ir
 
 from blockstride.kernels.common.cpu.lanes import vector_function
-from blockstride.kernels.common.cpu.native import primitive
+from blockstride.kernels.common.cpu.native import primitive, types
 from blockstride.kernels.common.cpu.widen import BF16, F32
 
 PANEL = 16
@@ -23,7 +20,7 @@ SUMS, HALVES = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT16, PANEL)
 BITS, MASK = ir.VectorType(INT32, PANEL), ir.VectorType(ir.IntType(1), PANEL)
 
 # 32 registers of 16 floats, or half of that or less
-HAS_WIDE_REGISTERS = "+avx512f" in CPUCodegen(__name__)._tm_features
+HAS_WIDE_REGISTERS = bool(binding.get_host_cpu_features().get("avx512f"))
 # rows of a tile -> panels beside each other there: as many sums as registers hold
 PANELS_OF = {1: 4, 2: 4, 4: 4, 8: 3} if HAS_WIDE_REGISTERS else {1: 4, 2: 3, 4: 1}
 # rows of the largest tile
@@ -41,6 +38,29 @@ def _first_lanes(builder, width):
     """A mask of the first `width` lanes."""
     places = ir.Constant(BITS, list(range(PANEL)))
     return builder.icmp_signed("<", places, _splat(builder, builder.trunc(width, INT32), BITS))
+
+
+def _on_stack(builder, kind):
+    """Room for a value, which the compiler makes a register of."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)
+
+
+@contextmanager
+def _loop(builder, count):
+    """A loop whose index goes from 0 to before `count`."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(INT64)
+    index.add_incoming(INT64(0), before)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(builder.add(index, INT64(1)), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
 
 
 def _at(builder, address, element):
@@ -77,7 +97,7 @@ class _Tile:
         self.out = [builder.add(out, builder.mul(r, out_stride)) for r in at_row]
         self.weight = [builder.add(weight, builder.mul(p, panel_stride)) for p in at_panel]
         self.sums = [
-            [cgutils.alloca_once(builder, SUMS) for _ in range(panels)] for _ in range(rows)
+            [_on_stack(builder, SUMS) for _ in range(panels)] for _ in range(rows)
         ]
 
     def generate(self) -> None:
@@ -85,8 +105,8 @@ class _Tile:
         builder = self.builder
         for cell in (cell for sums in self.sums for cell in sums):
             builder.store(ir.Constant(SUMS, [0.0] * PANEL), cell)
-        with cgutils.for_range(builder, self.count) as loop:
-            self._add_terms(loop.index)
+        with _loop(builder, self.count) as k:
+            self._add_terms(k)
         resumes = builder.icmp_signed("!=", self.resumes, INT64(0))
         for target, sums, masks in zip(self.out, self.sums, self.masks, strict=True):
             before = builder.select(resumes, target, self.bias)
@@ -189,8 +209,8 @@ def product(
 def _steps(builder, count, step):
     """A loop over 0, `step`, ... up to `count`."""
     num_steps = builder.sdiv(builder.add(count, INT64(step - 1)), INT64(step))
-    with cgutils.for_range(builder, num_steps) as loop:
-        yield builder.mul(loop.index, INT64(step))
+    with _loop(builder, num_steps) as i:
+        yield builder.mul(i, INT64(step))
 
 
 def _moved(builder, values, done):
