@@ -7,13 +7,15 @@ it had when it was recorded, so what changes is put there before it is replayed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from blockstride.kernels.common.dispatch import INTERPRET
 
 
+@runtime_checkable
 class Recording(Protocol):
     """What a function launched, and where it left its result."""
 
@@ -29,6 +31,7 @@ class Recording(Protocol):
         ...
 
 
+@runtime_checkable
 class Recorder(Protocol):
     """What makes recordings that share memory: only one of them may run at a time."""
 
@@ -53,11 +56,7 @@ def recorder(device: torch.device | str) -> Recorder | None:
     """
     device = torch.device(device)
     if device.type == "cpu" and not INTERPRET:
-        from blockstride.kernels.common.cpu.recording import CpuRecorder
-
-        return CpuRecorder()
+        return import_module("blockstride.kernels.common.cpu.recording").CpuRecorder()
     if device.type == "cuda":
-        from blockstride.kernels.common.gpu.recording import CudaRecorder
-
-        return CudaRecorder(device)
+        return import_module("blockstride.kernels.common.gpu.recording").CudaRecorder(device)
     return None

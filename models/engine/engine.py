@@ -117,7 +117,7 @@ class Engine:
             made = model, self.pools, config, self.scheduler.prefixes, self.max_len, fingerprint
             self.tiers = self.scheduler.tiers = tiers.EngineTiers(*made, followers)
         model.bind(self.pools)
-        self._steps = RecordedSteps(model) if config.record_steps else None
+        self.steps = RecordedSteps(model, is_off=not config.record_steps)
 
     def add_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         """Queues a request.
@@ -224,9 +224,7 @@ class Engine:
         """Logits of a batch, which all ranks compute."""
         if self._followers is not None:
             self._followers.forward(batch)
-        if self._steps is not None:
-            return self._steps.forward(batch)
-        return self.model.forward(batch.to(self.model.device))
+        return self.steps.forward(batch)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -11,11 +11,10 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from blockstride import kernels
 from blockstride.checks import checks_are_full
+from blockstride.kernels.recording import Recording, recorder
 from blockstride.models.batch import StepBatch
 from blockstride.models.engine.step_inputs import StepInputs
 from blockstride.models.hybrid_model import HybridModel
@@ -36,7 +35,7 @@ class _Step:
     """A recording and the inputs that it reads."""
 
     inputs: StepInputs
-    recording: kernels.Recording
+    recording: Recording
 
 
 class RecordedSteps:
@@ -44,15 +43,20 @@ class RecordedSteps:
 
     Args:
         model: The model, all of it, bound to its pools.
-        fills_up: Whether steps are filled up to a few sizes by padding; where None, on a GPU.
+        fills_up: Whether steps are filled up to a few sizes by padding; on a GPU alone where None.
+        is_off: Whether no step is recorded.
 
     Attributes:
         num_replayed: Steps that were replayed.
     """
 
-    def __init__(self, model: HybridModel, fills_up: bool | None = None) -> None:
+    def __init__(
+        self, model: HybridModel, fills_up: bool | None = None, *, is_off: bool = False
+    ) -> None:
         self._model = model
-        self._recorder = kernels.recorder(model.device) if model.parallel.size == 1 else None
+        # what ranks say to each other is no launch
+        records = model.parallel.size == 1 and not is_off
+        self._recorder = recorder(model.device) if records else None
         self._fills_up = model.device.type == "cuda" if fills_up is None else fills_up
         self._steps: OrderedDict[Size, _Step] = OrderedDict()
         self._seen: set[Size] = set()

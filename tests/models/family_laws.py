@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from blockstride.layouts import choose_block_size, plan_pools
-from blockstride.models import SamplingParams, cache_specs
+from blockstride.models import Engine, SamplingParams, cache_specs
+from blockstride.models.batch import StepBatch
+from blockstride.models.engine.recorded_steps import RecordedSteps
 from tests.models.conftest import Reference
 from tests.models.generations import all_logits, assert_close, generate, make_engine, tokens
 
@@ -21,16 +24,39 @@ LENGTHS = (300, 1, 17, 64)
 """Tokens of the prompts that run together."""
 
 
+class ComparedSteps(RecordedSteps):
+    """Steps that are computed plainly too, from the same caches, wherever they are replayed."""
+
+    def __init__(self, engine: Engine, fills_up: bool = False) -> None:
+        super().__init__(engine.model, fills_up)
+        self._storages = [pool.storage for pool in engine.pools]
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """The logits of a replay, if it leaves the same bits everywhere as the plain step does."""
+        before, replayed = [storage.clone() for storage in self._storages], self.num_replayed
+        logits = super().forward(batch)
+        if self.num_replayed > replayed:
+            after = [storage.clone() for storage in self._storages]
+            for storage, saved in zip(self._storages, before, strict=True):
+                storage.copy_(saved)
+            assert torch.equal(self._model.forward(batch), logits)
+            for storage, written in zip(self._storages, after, strict=True):
+                assert torch.equal(storage, written)
+        return logits
+
+
 class FamilyLaws:
     """The laws; a family derives a class of tests from it.
 
     Attributes:
         family: Its name in `conftest.FAMILIES`, whose config is the first case.
         cases: What else its files may say, as changes of that config.
+        is_recorded: Whether decode steps are recorded.
     """
 
     family: ClassVar[str]
     cases: ClassVar[list[dict[str, Any]]] = []
+    is_recorded: ClassVar[bool] = True
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -90,6 +116,27 @@ class FamilyLaws:
         for prompt, request in zip(prompts, requests, strict=True):
             assert len(request.output_ids) == 20
             assert reference.follows(prompt, request.output_ids)
+
+    def test_replayed_steps_give_the_bits_of_plain_ones(self, reference, prompts):
+        sizes = {"prefill_chunk": 50, "max_num_seqs": 4, "cache_bytes": 4 << 20}
+        engine = make_engine(reference.path, **sizes, poison=True)
+        engine.steps = compared = ComparedSteps(engine)
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        requests = [engine.add_request(prompt, params) for prompt in prompts]
+        for step in range(1000):
+            if step == 24:
+                engine.scheduler.preempt(engine.scheduler.running[0])
+            if step == 28:
+                engine.abort(engine.scheduler.running[-1])
+            engine.step()
+            if not engine.has_work:
+                break
+        engine.blocks.check()
+        assert (compared.num_replayed > 10) == self.is_recorded
+        answers = [request.output_ids for request in requests]
+        assert sum(len(answer) == 40 for answer in answers) == len(prompts) - 1
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert not answer or reference.follows(prompt, answer)
 
     def test_planning_shows_what_the_engine_binds(self, reference):
         _, engine = generate(reference.path, [[5]], 1)

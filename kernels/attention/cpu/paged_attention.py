@@ -82,7 +82,7 @@ def attention_schedule(
     window: int | None,
     max_query_len: int | None,
 ) -> tuple[int] | None:
-    """See `blockstride.kernels.attention_schedule`: new tokens of any sequence, if few are known."""
+    """See `blockstride.kernels.attention_schedule`; a plan is how few new tokens there are."""
     group = query.shape[1] // value_cache.shape[1]
     if max_query_len is None or query.shape[2] > MAX_HEAD_SIZE:
         return None

@@ -134,6 +134,7 @@ def _wait(counter, arrivals, kernel):
 
 @Program
 def play(address):
+    """Run programs one after the other; threads wait for each other after what they share."""
     steps, counter, team_size, kernel = arguments(address, 4)
     me, threads = claim(address), 1
     if team_size != 0:

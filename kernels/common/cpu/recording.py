@@ -36,6 +36,14 @@ ALLOCATIONS = {
     ATEN.new_empty.default,
     ATEN.new_empty_strided.default,
 }
+# what makes zeros, and what copies its first argument to another dtype or other strides
+ZEROS = {ATEN.zeros.default, ATEN.zeros_like.default, ATEN.new_zeros.default}
+COPIES = {
+    ATEN.to.dtype,
+    ATEN._to_copy.default,
+    ATEN.contiguous.default,
+    ATEN.clone.default,
+}
 # indices whose values decide how many they are
 MASKS = {torch.bool, torch.uint8}
 # what depends on values: a recording has those of one step
@@ -127,6 +135,7 @@ class CpuRecording:
         # all arguments in one array, so that one look finds every fault
         self._memory = np.array([word for call in calls for word in call.block], dtype=np.int64)
         self._starts = np.cumsum([0, *(len(call.block) for call in calls)])[:-1]
+        self._faults = self._starts + 2
         places = self._memory.ctypes.data + 8 * self._starts
         self._steps = np.empty((len(calls), COLUMNS), dtype=np.int64)
         for row, call, place in zip(self._steps, calls, places, strict=True):
@@ -150,10 +159,10 @@ class CpuRecording:
         Raises:
             ValueError: A program found an id that lies outside of its pool.
         """
-        self._memory[self._starts] = 0
+        self._memory[self._starts] = self._memory[self._faults] = 0
         for run in self._runs:
             run()
-        faults = self._memory[self._starts + 2]
+        faults = self._memory[self._faults]
         if faults.any():
             expect(False, "ids of a recorded step", "none outside of their pools", faults.max())
         return self.result
@@ -246,6 +255,10 @@ def _is_repeatable(func: Any, args: tuple, kwargs: dict) -> bool:
 
 def _repeated(func: Any, args: tuple, kwargs: dict, kept: Any) -> Callable[[], Any]:
     """The operation with the outputs that it had, by its form that writes there if it has one."""
+    if func in ZEROS:
+        return kept.zero_
+    if func in COPIES:
+        return partial(kept.copy_, args[0])
     outputs = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
     form, names = _writing_form(func)
     if form is not None and len(names) == len(outputs):
@@ -262,12 +275,12 @@ def _repeated(func: Any, args: tuple, kwargs: dict, kept: Any) -> Callable[[], A
 @cache
 def _writing_form(func: Any) -> tuple[Any, list[str]]:
     """An operation's form with outputs for arguments, and how it calls them."""
-    wanted = [each.name for each in func._schema.arguments]
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
     packet = func.overloadpacket
     for name in packet.overloads():
         form = getattr(packet, name)
-        given = form._schema.arguments
-        outputs = [each.name for each in given if each.is_out]
-        if outputs and [each.name for each in given if not each.is_out] == wanted:
+        outputs = [each.name for each in form._schema.arguments if each.is_out]
+        others = [(e.name, str(e.type)) for e in form._schema.arguments if not e.is_out]
+        if outputs and others == wanted:
             return form, outputs
     return None, []

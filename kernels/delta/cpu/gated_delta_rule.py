@@ -25,6 +25,7 @@ from blockstride.kernels.common.cpu.native import (
     shifted,
     stack_f32,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.state_tile import (
     STATE_FLOATS,
     initial_states,
@@ -33,7 +34,6 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
-from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,

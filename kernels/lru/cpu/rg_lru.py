@@ -23,6 +23,7 @@ from blockstride.kernels.common.cpu.native import (
     stack_f32,
     u8_at,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.state_tile import (
     initial_states,
     keep_states,
@@ -30,7 +31,6 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
-from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,

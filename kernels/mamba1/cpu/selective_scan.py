@@ -22,6 +22,7 @@ from blockstride.kernels.common.cpu.native import (
     num_tasks,
     stack_f32,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.state_tile import (
     STATE_FLOATS,
     gather_states,
@@ -32,7 +33,6 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
-from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,

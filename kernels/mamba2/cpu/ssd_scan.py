@@ -40,6 +40,7 @@ from blockstride.kernels.common.cpu.native import (
     stack_f32,
     types,
 )
+from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.state_tile import (
     SQUARE,
     STATE_FLOATS,
@@ -50,7 +51,6 @@ from blockstride.kernels.common.cpu.state_tile import (
     rows_of,
     scatter_states,
 )
-from blockstride.kernels.common.cpu.slack import zero_slack
 from blockstride.kernels.common.cpu.tensors import (
     delivered,
     dense_vector,
