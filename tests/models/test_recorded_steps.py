@@ -90,7 +90,9 @@ def test_what_a_request_takes_over_from_another_is_there_in_replayed_steps(refer
             engine.step()
         answers.append(request.output_ids)
         assert reference.follows(request.prompt_ids, request.output_ids)
-    assert engine.report().prefixes.hit_tokens > 0
+    found = engine.report().prefixes
+    assert found is not None
+    assert found.hit_tokens > 0
     assert engine.steps.num_replayed > 0
 
 
