@@ -13,7 +13,7 @@ from typing import Any
 
 from blockstride.kernels import CompileAhead
 
-ALWAYS = ("norm", "cache", "mlp")
+ALWAYS = ("norm", "cache", "mlp", "common")
 SIGNS = {
     "attention": r'"num_attention_heads"|"num_heads"',
     "mamba1": r'"model_type": "(jamba|mamba|falcon_mamba)"',
