@@ -27,7 +27,7 @@ def test_attention_is_planned_once_a_step_for_all_layers(make_reference, monkeyp
         calls.append(schedule)
         return attend(*arguments, **options)
 
-    llm = LLM(make_reference(attn_layer_period=2).path)
+    llm = LLM(make_reference(attn_layer_period=2).path, config=EngineConfig(record_steps=False))
     monkeypatch.setattr(kernels, "attention_schedule", count_plan)
     monkeypatch.setattr(kernels, "paged_attention", count_call)
     llm.generate("abcdefg", SamplingParams(max_tokens=4, ignore_eos=True))
