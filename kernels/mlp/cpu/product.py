@@ -96,9 +96,7 @@ class _Tile:
         self.x = [builder.add(x, builder.mul(r, x_stride)) for r in at_row]
         self.out = [builder.add(out, builder.mul(r, out_stride)) for r in at_row]
         self.weight = [builder.add(weight, builder.mul(p, panel_stride)) for p in at_panel]
-        self.sums = [
-            [_on_stack(builder, SUMS) for _ in range(panels)] for _ in range(rows)
-        ]
+        self.sums = [[_on_stack(builder, SUMS) for _ in range(panels)] for _ in range(rows)]
 
     def generate(self) -> None:
         """Add all terms, then what the sums are added to, and store them."""
