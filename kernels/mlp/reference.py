@@ -34,6 +34,34 @@ def gate_and_mul(
     return g * (g * (gate.slope + gate.cubic * g * g)).sigmoid() * (u + gate.offset)
 
 
+def choose_experts(
+    logits: Float[Tensor, "num_tokens num_experts"],
+    top_k: int,
+    *,
+    is_sigmoid: bool = False,
+    correction: Float[Tensor, " num_experts"] | None = None,
+    num_groups: int = 1,
+    num_chosen_groups: int | None = None,
+    is_renormalised: bool = False,
+    scale: float = 1.0,
+    floor: float = 0.0,
+) -> tuple[Int[Tensor, "num_tokens top_k"], Float[Tensor, "num_tokens top_k"]]:
+    """See `blockstride.kernels.choose_experts`."""
+    scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
+    preference = rearrange(
+        scores if correction is None else scores + correction, "t (g e) -> t g e", g=num_groups
+    )
+    best_two = preference.sort(dim=-1, descending=True).values[..., :2].sum(-1)
+    ranks = best_two.argsort(dim=-1, descending=True).argsort(dim=-1)
+    is_left = ranks >= (num_chosen_groups or num_groups)
+    preference = preference.masked_fill(is_left[..., None], -torch.inf).flatten(1)
+    ids = preference.argsort(dim=-1, descending=True)[:, :top_k]
+    weights = scores.gather(-1, ids)
+    if is_renormalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + floor)
+    return ids, weights * scale
+
+
 def expert_mlp(
     x: Float[Tensor, "num_tokens hidden"],
     up: Float[Tensor, "num_experts up_rows hidden"],

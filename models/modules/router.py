@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blockstride import kernels
-from blockstride.checks import expect
+from blockstride.kernels.mlp.choose_experts import expect_groups
 
 
 class Router:
@@ -48,19 +50,18 @@ class Router:
         scale: float = 1.0,
         floor: float = 0.0,
     ) -> None:
-        num_experts, chosen = len(weight), num_groups
-        fits = num_groups > 0 and num_experts % num_groups == 0
-        expect(fits, "num_groups", f"a divisor of {num_experts} experts", num_groups)
-        if num_chosen_groups is not None:
-            fits = 0 < num_chosen_groups <= num_groups
-            expect(fits, "num_chosen_groups", f"1 to {num_groups}", num_chosen_groups)
-            chosen = num_chosen_groups
-        available = chosen * (num_experts // num_groups)
-        expect(0 < top_k <= available, "top_k", f"1 to {available} experts", top_k)
-        self.weight, self.bias, self.correction = kernels.pack_weight(weight), bias, correction
-        self.top_k, self.is_renormalised, self.is_sigmoid = top_k, is_renormalised, is_sigmoid
-        self.num_groups, self.num_chosen_groups = num_groups, chosen
-        self.scale, self.floor = scale, floor
+        expect_groups(weight.shape[0], top_k, num_groups, num_chosen_groups)
+        self.weight, self.bias, self.dtype = kernels.pack_weight(weight), bias, weight.dtype
+        self.top_k = top_k
+        self.how: dict[str, Any] = {
+            "is_sigmoid": is_sigmoid,
+            "correction": None if correction is None else correction.float(),
+            "num_groups": num_groups,
+            "num_chosen_groups": num_chosen_groups,
+            "is_renormalised": is_renormalised,
+            "scale": scale,
+            "floor": floor,
+        }
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token and their weights.
@@ -71,23 +72,5 @@ class Router:
         Returns:
             Ids `[num_tokens, top_k]` int64, and weights `[num_tokens, top_k]` float32.
         """
-        tokens = hidden.to(self.weight.dtype)
-        logits = kernels.linear(tokens, self.weight, self.bias).float()
-        scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
-        ids = self._preference(scores).topk(self.top_k, dim=-1).indices
-        weights = scores.gather(-1, ids)
-        if self.is_renormalised:
-            weights /= weights.sum(-1, keepdim=True).add_(self.floor)
-        return ids, weights if self.scale == 1 else weights.mul_(self.scale)
-
-    def _preference(self, scores: Tensor) -> Tensor:
-        """What experts are chosen by: scores, corrected, and of chosen groups alone."""
-        if self.correction is not None:
-            scores = scores + self.correction
-        if self.num_chosen_groups == self.num_groups:
-            return scores
-        groups = scores.view(len(scores), self.num_groups, -1)
-        best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
-        chosen = best.topk(self.num_chosen_groups, dim=-1).indices
-        is_left = best.new_ones(best.shape).scatter_(-1, chosen, 0.0).bool()
-        return groups.masked_fill(is_left[..., None], float("-inf")).flatten(1)
+        logits = kernels.linear(hidden.to(self.dtype), self.weight, self.bias)
+        return kernels.choose_experts(logits, self.top_k, **self.how)

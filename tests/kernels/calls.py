@@ -271,6 +271,18 @@ def expert_mlp(lengths: Sequence[int]) -> Arguments:
     }
 
 
+def choose_experts(lengths: Sequence[int]) -> Arguments:
+    """Two of three groups of experts, with everything that may join."""
+    return {
+        "logits": torch.randn(sum(lengths), 12),
+        "top_k": 3,
+        "correction": torch.rand(12),
+        "num_groups": 3,
+        "num_chosen_groups": 2,
+        "is_renormalised": True,
+    }
+
+
 def pack_weight(weight: Tensor) -> Tensor:
     """The matrix that a packed one stands for."""
     packed = kernels.pack_weight(weight)
@@ -337,6 +349,7 @@ CALLS: dict[str, dict[str, Call]] = {
         )
     },
     "pack_state": {"": Call(kernels.pack_state, pack_state, dense=("pages",))},
+    "choose_experts": {"": Call(kernels.choose_experts, choose_experts)},
     "pack_weight": {"": Call(pack_weight, lambda lengths: {"weight": torch.randn(256, 256)})},
     "paged_attention": {
         "": Call(kernels.paged_attention, paged_attention),

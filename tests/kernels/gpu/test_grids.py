@@ -30,8 +30,8 @@ MANY_HEADS: dict[str, Any] = {
     "gated_delta_rule": partial(recurrences.delta, num_value_heads=256),
     "gated_delta_rule_update": partial(recurrences.delta, num_value_heads=256, by_channel=True),
 }
-# products of torch, and lists as long as there are sequences
-LAUNCH_NOTHING = {"linear", "pack_experts", "pack_weight"}
+# operations of torch, and lists as long as there are sequences
+LAUNCH_NOTHING = {"choose_experts", "linear", "pack_experts", "pack_weight"}
 # looks at values on every device, of which there are none
 BY_LAUNCHER = {"copy_runs": launch_copy_runs}
 
