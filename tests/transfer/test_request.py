@@ -118,11 +118,9 @@ def test_a_null_block_within_a_table_is_refused():
 
 def test_a_prefix_that_is_present_moves_no_attention_but_the_state_still_comes():
     plan = hand_over(8).plan(0)
-    sides = [
-        [BlockIds([], 2), BlockIds([4]), BlockIds([], 2)],
-        [BlockIds([1]), BlockIds([4]), BlockIds([2])],
-    ]
-    (read,) = plan.reads(TransferRequest(8, *sides))
+    local = [BlockIds([], 2), BlockIds([4]), BlockIds([], 2)]
+    remote = [BlockIds([1]), BlockIds([4]), BlockIds([2])]
+    (read,) = plan.reads(TransferRequest(8, local, remote))
     state = next(g for g in plan.peers[0].wire.groups if g.read.local_group == 1)
     assert len(read.wire.local) == len(state.lengths)
 
