@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from gpu_cases import attention, conv, norm, pages, runs, scan, state
+from gpu_cases import attention, conv, norm, pages, runs, scan, state, steps
 from gpu_cases.case import Case
 
 __all__ = ["FAMILIES", "Case"]
@@ -29,5 +29,6 @@ FAMILIES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
     "pages": pages.cases,
     "runs": runs.cases,
     "norm": norm.cases,
+    "steps": steps.cases,
     "warp-specialised attention": _specialised,
 }
