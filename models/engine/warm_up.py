@@ -14,6 +14,9 @@ from blockstride.models.engine.config import EngineConfig
 CPU_PROMPT = 40
 """Tokens that take every way through the kernels for CPUs, whose programs know no sizes."""
 
+RECORDED = 2
+"""How often a decode step comes until it is recorded and replayed."""
+
 
 def warm_up_batches(
     config: EngineConfig, max_len: int, groups: Sequence[GroupPlacement], device: torch.device
@@ -33,13 +36,16 @@ def warm_up_batches(
     if device.type == "cpu":
         prompt = [min(CPU_PROMPT, max_len - 1)]
         yield padding(prompt, groups, has_copies=config.prefix_caching)
-        yield padding([1], groups, is_decode=True)
+        for _ in range(RECORDED):
+            yield padding([1], groups, is_decode=True)
         return
     longest = min(max_len - 1, most, config.prefill_chunk or most)
     for length in _powers(longest):
         yield padding([length], groups)
     for count in _powers(min(rows, most)):
-        yield padding([1] * count, groups, is_decode=True, has_copies=config.prefix_caching)
+        for i in range(RECORDED):
+            has_copies = config.prefix_caching and i == 0
+            yield padding([1] * count, groups, is_decode=True, has_copies=has_copies)
     for length in _powers(min(longest, most // rows)):
         yield padding([length] + [1] * (rows - 1), groups)
         yield padding([length] * rows, groups)

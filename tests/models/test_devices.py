@@ -110,7 +110,7 @@ def test_warming_up_compiles_what_steps_need_and_touches_no_cache(reference, mon
     stats = llm.engine.report().stats
     assert stats.compile_seconds > 0
     assert (stats.steps, stats.prefill_tokens, stats.decode_tokens) == (0, 0, 0)
-    monkeypatch.setattr("blockstride.kernels.common.cpu.native.cfunc", None)
+    monkeypatch.setattr("blockstride.kernels.common.cpu.native.compile_program", None)
     prompts = ["In the beginning", "x" * 60]
     completions = llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     assert [len(completion.token_ids) for completion in completions] == [4, 4]

@@ -44,7 +44,7 @@ def test_texts_are_the_same_alone_among_others_and_after_a_preemption(granite, m
 
 def test_scores_that_are_no_numbers_end_their_request_alone(reference, monkeypatch):
     llm = LLM(reference.path, device="cpu")
-    forward = llm.engine.model.forward
+    forward = llm.engine.steps.forward
     steps = []
 
     def spoilt(batch):
@@ -54,7 +54,7 @@ def test_scores_that_are_no_numbers_end_their_request_alone(reference, monkeypat
             logits[1] = math.nan
         return logits
 
-    monkeypatch.setattr(llm.engine.model, "forward", spoilt)
+    monkeypatch.setattr(llm.engine.steps, "forward", spoilt)
     prompts = ["one", "two", "three"]
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=1, ignore_eos=True)
     completions = llm.generate(prompts, params)

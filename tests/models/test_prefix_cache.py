@@ -185,17 +185,17 @@ class Traffic:
 
     def fail(self) -> None:
         """A step that comes to nothing, before or after its tokens have gone into states."""
-        forward, is_late = self.engine.model.forward, self.rng.random() < 0.5
+        forward, is_late = self.engine.steps.forward, self.rng.random() < 0.5
 
         def failing(batch):
             if is_late:
                 forward(batch)
             raise MemoryError
 
-        self.engine.model.forward = failing
+        self.engine.steps.forward = failing
         with pytest.raises(MemoryError):
             self.engine.step()
-        self.engine.model.forward = forward
+        self.engine.steps.forward = forward
 
     def step(self) -> None:
         self.engine.step()
@@ -260,10 +260,10 @@ def test_a_state_that_is_worth_less_than_what_it_would_displace_is_not_kept(refe
 
 def test_scores_of_no_number_are_kept_for_nobody(reference):
     engine = make_engine(reference.path)
-    forward, prompt = engine.model.forward, tokens(VOCAB, 20)
-    engine.model.forward = lambda batch: forward(batch) * torch.nan
+    forward, prompt = engine.steps.forward, tokens(VOCAB, 20)
+    engine.steps.forward = lambda batch: forward(batch) * torch.nan
     request = engine.add_request(prompt, greedy())
     finish(engine)
-    engine.model.forward = forward
+    engine.steps.forward = forward
     assert request.finish_reason == "error"
     assert engine.blocks.num_free == tuple(pool.num_blocks - 1 for pool in engine.blocks.pools)

@@ -8,25 +8,31 @@ from blockstride.kernels.common.cpu.native import Program, arguments, claim, i32
 
 @Program
 def _zero(address):
-    rows, query_start_loc, num_seqs, num_rows, width, stride = arguments(address, 6)
+    (
+        rows, query_start_loc, num_seqs, num_rows, num_heads, width, stride_row, stride_head,
+    ) = arguments(address, 8)  # fmt: skip
     task = claim(address)
     while task < num_tasks(address):
         task = claim(address)
         end = int(i32_at(query_start_loc)[num_seqs])
-        if end < num_rows:
-            zero_rows(rows + 4 * end * stride, stride, num_rows - end, width)
+        for head in range(num_heads):
+            if end < num_rows:
+                first = rows + 4 * (end * stride_row + head * stride_head)
+                zero_rows(first, stride_row, num_rows - end, width)
 
 
 def zero_slack(result: Tensor, query_start_loc: Tensor) -> None:
     """Zero the rows behind the last sequence, whose number is not asked for here.
 
     Args:
-        result: Float32 rows `[num_rows, ...]`, the elements of each side by side.
+        result: Float32 rows `[num_rows, width]`, or `[num_rows, num_heads, width]`; the elements of
+            a head lie side by side.
         query_start_loc: Prefix sum of the number of rows of each sequence, int32.
     """
-    num_rows, num_seqs = len(result), len(query_start_loc) - 1
-    if num_rows > 0:
-        _zero(
-            1, 1, result.data_ptr(), query_start_loc.contiguous().data_ptr(), num_seqs, num_rows,
-            result[0].numel(), result.stride()[0],
-        )  # fmt: skip
+    if result.dim() == 2:
+        result = result[:, None]
+    (num_rows, num_heads, width), starts = result.shape, query_start_loc.contiguous()
+    _zero(
+        1, 1, result.data_ptr(), starts.data_ptr(), len(starts) - 1, num_rows, num_heads, width,
+        *result.stride()[:2],
+    )  # fmt: skip

@@ -91,9 +91,11 @@ def test_triton_kernels_give_the_tokens_of_the_cpu(config, prompt, half, device,
         # interpreted, the engine's tensors are on the CPU
         answer = lambda tensor, name=name: launched.add(name) or True  # noqa: E731
         monkeypatch.setattr(module, "runs_on_triton", answer)
+    schedule = sys.modules[kernels.attention_schedule.__module__]
+    monkeypatch.setattr(schedule, "runs_on_triton", lambda tensor: True)
     by_triton, logits = tokens_and_logits(model, config, device, prompt)
     assert launched == KERNELS
-    for module in modules.values():
+    for module in (*modules.values(), schedule):
         monkeypatch.setattr(module, "runs_on_triton", lambda tensor: False)
     by_cpu, expected = tokens_and_logits(model, config, "cpu", prompt)
     assert by_triton == by_cpu
