@@ -128,10 +128,19 @@ class Fleet:
         What ended the one before, such as a machine that vanished, may not be known everywhere yet,
         so it is tried several times.
         """
+        with self._lock:
+            self._num_promised += 1
         name = "blockstride-replacement"
         Thread(target=self._replace, args=(role, config), name=name, daemon=True).start()
 
     def _replace(self, role: Role, config: EngineConfig) -> None:
+        try:
+            self._try_to_replace(role, config)
+        finally:
+            with self._lock:
+                self._num_promised -= 1
+
+    def _try_to_replace(self, role: Role, config: EngineConfig) -> None:
         for pause in PAUSES:
             sleep(pause)
             if self._is_over:

@@ -114,9 +114,10 @@ class Membership:
         """
         logger.error("%s: %s", engine.engine_id, reason)
         role = self._fleet.role_of(engine)
-        self._fleet.remove(engine)
+        # first, so that nobody thinks in between that no engine is left and none comes
         if not engine.is_leaving:
             self._replace(role, engine)
+        self._fleet.remove(engine)
         return self._requests.on_gone(engine, reason)
 
     def drain(self, engine: EngineProcesses) -> None:
