@@ -4,7 +4,7 @@ A row's time is that of a replay, as a CUDA graph; what stands for torch is the 
 from Python. The two must leave the same bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -113,7 +113,7 @@ def step_bytes(num_seqs: int, hidden: int, num_layers: int, context: int) -> int
     return weights + states + pages
 
 
-def replayed(step: HybridStep) -> Call:
+def replayed(step: HybridStep) -> Callable[[], Tensor]:
     """What replays a step; the step itself where nothing records, as in the interpreter."""
     made = recorder(step.x.device)
     if made is None:
