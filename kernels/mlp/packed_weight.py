@@ -21,7 +21,8 @@ class PackedWeight:
     Attributes:
         panels: The matrix, its last panel filled up with zeros `[*experts, num_panels, dim, 16]`.
         shape: That of the matrix as it was, `(*experts, dim_out, dim)`.
-        dtype: What it held. Panels hold the same, or float32 in place of float16.
+        dtype: What it held. Panels hold the same values: those of float16 as float32, and those of
+            float32 as bfloat16 where that has all of them, as of many published files.
     """
 
     panels: Tensor
@@ -38,7 +39,11 @@ class PackedWeight:
         """One matrix, or as many of one shape as there are `experts`."""
         dim_out, dim = matrices[0].shape
         dtype = matrices[0].dtype
-        kept = torch.float32 if dtype is torch.float16 else dtype
+        kept = dtype
+        if dtype is torch.float16:
+            kept = torch.float32
+        elif dtype is torch.float32 and all(map(_is_narrow, matrices)):
+            kept = torch.bfloat16
         num_panels = -(-dim_out // PANEL)
         panels = torch.empty(len(matrices), num_panels, dim, PANEL, dtype=kept)
         whole = dim_out // PANEL
@@ -55,3 +60,8 @@ class PackedWeight:
         *experts, dim_out, dim = self.shape
         rows = self.panels.transpose(-1, -2).reshape(*experts, -1, dim)
         return rows[..., :dim_out, :].to(self.dtype)
+
+
+def _is_narrow(matrix: Tensor) -> bool:
+    """Whether all values are some of bfloat16, of which half the bytes tell everything."""
+    return all(torch.equal(rows.bfloat16().float(), rows) for rows in matrix.split(64))

@@ -1,5 +1,7 @@
 """Products with matrices as they are and packed, beside the same products in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,24 @@ def test_a_packed_matrix_has_the_shape_dtype_and_values_of_the_plain_one():
     assert packed.dtype is torch.float32
     assert packed.device == weight.device
     assert torch.equal(packed.to_dense(), weight)
+
+
+def test_values_that_bfloat16_has_are_kept_as_such_and_give_the_same_bits():
+    torch.manual_seed(0)
+    weight = torch.randn(77, 300).bfloat16().float()
+    packed = pack_weight(weight)
+    assert isinstance(packed, PackedWeight)
+    assert packed.dtype is torch.float32
+    assert packed.panels.dtype is torch.bfloat16
+    assert torch.equal(packed.to_dense(), weight)
+    wide = replace(packed, panels=packed.panels.float())
+    for num_rows in (1, 5, 40):
+        x = torch.randn(num_rows, 300)
+        assert torch.equal(linear(x, packed), linear(x, wide))
+    weight[70, 3] = 1 + 2**-10
+    again = pack_weight(weight)
+    assert isinstance(again, PackedWeight)
+    assert again.panels.dtype is torch.float32
 
 
 def test_rows_and_matrix_may_be_slices_of_wider_tensors():
