@@ -105,6 +105,8 @@ def test_a_start_says_that_it_compiles(reference, cache, capsys, monkeypatch, is
     assert out.startswith("a")
     count = len(CompileAhead(("mlp",)).names)
     assert f"compiling {count} programs for this CPU" in err
+    # a start that is done leaves what it never called half done
+    CompileAhead(("mlp",)).help()
     assert main(line) == 0
     assert capsys.readouterr().err == ""
 

@@ -116,7 +116,6 @@ def test_engines_of_other_ranks_load_what_one_has_written(deploy, reference, tmp
 def test_requests_go_where_their_beginning_is_known(deploy, reference):
     llm = deploy(reference.path, prefill=[engine(), engine()], decode=[engine(), engine()])
     kinds = [TRUNK, "x" * 120]
-    # the second comes while the first is there
     tokens_of(llm, kinds, greedy(3))
     prompts = [kind + end for kind in kinds[::-1] for end in ("1", "22", "333")]
     for prompt in prompts:
@@ -125,6 +124,6 @@ def test_requests_go_where_their_beginning_is_known(deploy, reference):
     reports = llm.reports()
     hits = [report.prefixes.hit_tokens for report in reports[:2]]
     unread = [report.prefixes.unread_tokens for report in reports[2:]]
-    # the beginning of the first is computed once, and resumed three times, by each
-    assert min(hits) >= 3 * 120
-    assert min(unread) >= 3 * 120
+    # each beginning is computed once, and resumed three times, by whichever engine has it
+    assert sum(hits) >= 6 * 120
+    assert sum(unread) >= 6 * 120

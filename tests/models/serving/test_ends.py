@@ -146,7 +146,8 @@ def test_all_of_many_streams_are_right_whoever_leaves_and_whatever_engine_dies(p
     assert monotonic() - began < SECONDS
     until(pair.is_idle_but_for_the_dead)
     assert pair.metric("blockstride:engine_up") == 2
-    assert pair.metric("blockstride:hand_overs_total") > NUM_STREAMS // 2
+    # those of the engine that was killed are not known any more
+    assert pair.metric("blockstride:hand_overs_total") > NUM_STREAMS // 4
     # connections that are kept are closed when their time is over
     until(lambda: len(list(Path(f"/proc/{pair.process.pid}/fd").iterdir())) <= files)
 
