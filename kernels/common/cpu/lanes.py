@@ -22,11 +22,11 @@ def vector_function(builder, name, returned, parameters):
     return builder.module.declare_intrinsic(f"llvm.{name}", fnty=kind)
 
 
-def _first_lanes(builder, width):
-    """A mask of the first `width` lanes."""
-    places = ir.Constant(ir.VectorType(INT32, LANES), list(range(LANES)))
+def first_lanes(builder, width, lanes=LANES):
+    """A mask of the first `width` of so many lanes."""
+    places = ir.Constant(ir.VectorType(INT32, lanes), list(range(lanes)))
     single = builder.insert_element(places, builder.trunc(width, INT32), INT32(0))
-    everywhere = ir.Constant(ir.VectorType(INT32, LANES), [0] * LANES)
+    everywhere = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
     return builder.icmp_signed("<", places, builder.shuffle_vector(single, single, everywhere))
 
 
@@ -57,7 +57,7 @@ def _load_first(typing_context, target, source, width):
             builder, f"masked.load.v{LANES}f32.p0", ROW, (source.type, INT32, MASK, ROW)
         )
         zeros = ir.Constant(ROW, [0.0] * LANES)
-        row = builder.call(load, (source, INT32(4), _first_lanes(builder, width), zeros))
+        row = builder.call(load, (source, INT32(4), first_lanes(builder, width), zeros))
         builder.store(row, _row_at(builder, target), align=4)
         return context.get_dummy_value()
 
@@ -75,7 +75,7 @@ def _store_first(typing_context, target, source, width):
             builder, f"masked.store.v{LANES}f32.p0", ir.VoidType(), (ROW, target.type, INT32, MASK)
         )
         row = builder.load(_row_at(builder, source), align=4)
-        builder.call(store, (row, target, INT32(4), _first_lanes(builder, width)))
+        builder.call(store, (row, target, INT32(4), first_lanes(builder, width)))
         return context.get_dummy_value()
 
     return types.void(target, source, types.int64), generate

@@ -22,7 +22,7 @@ from blockstride.kernels.common.cpu.native import (
     shifted,
     stack_f32,
 )
-from blockstride.kernels.common.cpu.tensors import float_rows
+from blockstride.kernels.common.cpu.tensors import address_of, float_rows
 from blockstride.kernels.common.cpu.vector_math import fma
 from blockstride.kernels.common.cpu.widen import KINDS, itemsize_of
 from blockstride.kernels.mlp.cpu.gate_and_mul import gate_and_mul
@@ -183,7 +183,7 @@ def _product(
     panel_tasks = -(-dim_out // (PANEL * columns))
     _multiply(
         num_experts * panel_tasks, 2, rows.data_ptr(), weight.panels.data_ptr(),
-        0 if bias is None else bias.data_ptr(), out.data_ptr(), starts.data_ptr(), dim, dim_out,
+        address_of(bias), out.data_ptr(), starts.data_ptr(), dim, dim_out,
         columns, panel_tasks, rows.stride()[0], dim_out, dim_out, KINDS[weight.panels.dtype],
     )  # fmt: skip
     return out

@@ -18,7 +18,7 @@ from blockstride.kernels.common.cpu.native import (
     shifted,
     transpose_16,
 )
-from blockstride.kernels.common.cpu.tensors import address_of, float_rows
+from blockstride.kernels.common.cpu.tensors import float_rows, float_vector
 from blockstride.kernels.common.cpu.widen import KINDS, itemsize_of
 from blockstride.kernels.mlp.cpu.product import MAX_ROWS, PANELS_OF, product
 from blockstride.kernels.mlp.packed_weight import PANEL, PackedWeight
@@ -128,7 +128,7 @@ def panels_of_task(num_rows: int) -> int:
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """See `blockstride.kernels.linear`."""
     (num_rows, dim), dim_out = x.shape, weight.shape[0]
-    bias = None if bias is None else bias.float().contiguous()
+    bias, offset = float_vector(bias)
     rows, strides = ordered_rows(float_rows(x))
     out = torch.empty(num_rows, dim_out)
     columns, kind = panels_of_task(num_rows), KINDS[weight.panels.dtype]
@@ -136,7 +136,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     task_bytes = columns * PANEL * dim * weight.panels.itemsize * min(num_rows, ROWS_PER_TASK)
     _multiply(
         panel_tasks * -(-num_rows // ROWS_PER_TASK), max(1, GRAIN_BYTES // max(1, task_bytes)),
-        rows.data_ptr(), weight.panels.data_ptr(), address_of(bias), out.data_ptr(),
+        rows.data_ptr(), weight.panels.data_ptr(), offset, out.data_ptr(),
         num_rows, dim, dim_out, columns, panel_tasks, *strides, dim_out, kind,
     )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

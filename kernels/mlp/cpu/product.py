@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from llvmlite import binding, ir
 
-from blockstride.kernels.common.cpu.lanes import vector_function
+from blockstride.kernels.common.cpu.lanes import first_lanes, vector_function
 from blockstride.kernels.common.cpu.native import primitive, types
 from blockstride.kernels.common.cpu.widen import BF16, F32
+from blockstride.kernels.mlp.packed_weight import PANEL
 
-PANEL = 16
 FLOAT, INT16, INT32, INT64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SUMS, HALVES = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT16, PANEL)
 BITS, MASK = ir.VectorType(INT32, PANEL), ir.VectorType(ir.IntType(1), PANEL)
@@ -32,12 +32,6 @@ def _splat(builder, value, vector):
     return builder.shuffle_vector(
         single, single, ir.Constant(ir.VectorType(INT32, PANEL), [0] * PANEL)
     )
-
-
-def _first_lanes(builder, width):
-    """A mask of the first `width` lanes."""
-    places = ir.Constant(BITS, list(range(PANEL)))
-    return builder.icmp_signed("<", places, _splat(builder, builder.trunc(width, INT32), BITS))
 
 
 def _on_stack(builder, kind):
@@ -90,7 +84,10 @@ class _Tile:
         lefts = [builder.sub(width, INT64(PANEL * p)) for p in range(panels)]
         is_row = [builder.icmp_signed("<", INT64(r), num_rows) for r in range(rows)]
         self.masks = [
-            [_first_lanes(builder, builder.select(is_there, left, INT64(0))) for left in lefts]
+            [
+                first_lanes(builder, builder.select(is_there, left, INT64(0)), PANEL)
+                for left in lefts
+            ]
             for is_there in is_row
         ]
         self.x = [builder.add(x, builder.mul(r, x_stride)) for r in at_row]
